@@ -71,5 +71,5 @@ def tests(session: nox.Session) -> None:
     """Pytest, docs examples included, on the CPU (and on a GPU, where there is one)."""
     workers = min(8, os.cpu_count() or 1)
     env = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci")}
-    args = session.posargs or ["-q", "-n", str(workers), "--timeout", "600"]
+    args = session.posargs or ["-q", "-n", str(workers), "--dist", "worksteal", "--timeout", "600"]
     _tool(session, "pytest", *args, env=env)

@@ -1,0 +1,1 @@
+"""One engine or kernel library each. Importing this imports none of them."""

@@ -1,0 +1,388 @@
+"""The padded shape that a graph was captured for, and which shapes it covers.
+
+A descriptor is both: as a *key* it says what a graph was captured for, as a *shape* what a batch
+needs. In a key ``None`` means that the graph does not constrain the field. In a shape it means
+that nothing is known, so that only a key that does not constrain the field either covers it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+import keyword
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from typing_extensions import Self, dataclass_transform, override
+
+__all__ = ["BatchDescriptor", "Match", "anything", "bound", "capture_descriptors", "exact"]
+
+_T = TypeVar("_T")
+_MATCH = "graphshare.match"
+
+
+class Match(enum.Enum):
+    """How a field of a key is compared with the same field of a shape."""
+
+    EXACT = "exact"
+    """The two are equal."""
+    BOUND = "bound"
+    """The key's value is at least the shape's."""
+    ANY = "any"
+    """Never compared: part of the key's identity only."""
+
+
+def exact(default: _T) -> _T:
+    """Declare a field that a key covers only where it is equal.
+
+    Args:
+        default: The value of a descriptor that does not name the field; hashable. Type checkers
+            see it only if it is passed by name.
+
+    Example:
+        >>> class BeamDescriptor(BatchDescriptor):
+        ...     beam_width: int | None = exact(default=1)
+        >>> BeamDescriptor(8, beam_width=2).covers(BeamDescriptor(8))
+        False
+    """
+    return dataclasses.field(default=default, metadata={_MATCH: Match.EXACT})
+
+
+def bound(default: _T) -> _T:
+    """Declare an integer field of which a key covers every value up to its own.
+
+    Args:
+        default: The value of a descriptor that does not name the field: an int from 0, or ``None``.
+    """
+    return dataclasses.field(default=default, metadata={_MATCH: Match.BOUND})
+
+
+def anything(default: _T) -> _T:
+    """Declare a field that tells keys apart but is never compared with a shape.
+
+    Args:
+        default: The value of a descriptor that does not name the field; hashable.
+    """
+    return dataclasses.field(default=default, metadata={_MATCH: Match.ANY})
+
+
+class Field(NamedTuple):
+    """One field of a descriptor type, as dispatch reads it.
+
+    Attributes:
+        name: The field's name.
+        match: How it is compared.
+        default: Its default, ``dataclasses.MISSING`` for ``num_tokens``.
+        least: The smallest integer it may hold, or ``None`` if it may hold anything hashable.
+    """
+
+    name: str
+    match: Match
+    default: Any
+    least: int | None
+
+
+_LEAST = {
+    "num_tokens": 1,
+    "num_reqs": 1,
+    "uniform_query_len": 1,
+    "max_query_len": 1,
+    "num_active_loras": 0,
+    "num_ubatches": 1,
+}
+
+
+_TAKEN = frozenset({"cost", "covers", "matching"})
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    # bool is an int to Python, but a flag passed as a count is a mistake.
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name}: expected at least {least}, got {number}")
+    return number
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An exact or free value: NumPy integers become ints, NaN is refused."""
+    if not isinstance(value, int) and hasattr(type(value), "__index__"):
+        return operator.index(value)
+    if value != value:  # NaN: such a key would not even cover itself
+        raise ValueError(f"{name}: expected a value that equals itself, got {value!r}")
+    return value
+
+
+def _rank(value: Any) -> tuple[int, int, str]:
+    """A place in a total order over values of any type."""
+    if value is None:
+        return 2, 0, ""
+    if isinstance(value, int):
+        return 0, int(value), ""
+    return 1, 0, f"{type(value).__qualname__} {value!r}"
+
+
+class _Values:
+    # Apart from the dataclass, so that these are neither fields nor in its ``__dict__``.
+    __slots__: tuple[str, ...] = ("_hash", "_values")
+    _hash: int
+    _values: tuple[Any, ...]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(exact, bound, anything))
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BatchDescriptor(_Values):
+    """The padded shape of one captured graph; frozen, hashable, compared by type and value.
+
+    A subclass adds fields by annotation and needs no decorator; each says how it matches, by
+    :func:`exact`, :func:`bound` or :func:`anything`. Integers of other types (NumPy's) become
+    ``int``.
+
+    Args:
+        num_tokens: Tokens, padding included. A bound.
+        num_reqs: Requests, padding included. A bound.
+        uniform_query_len: Query length that all requests have. Exact. Implies ``max_query_len``.
+        max_query_len: Longest query length. A bound.
+        num_active_loras: LoRA adapters in use. Exact.
+        num_ubatches: Microbatches that the batch is split into. Exact.
+
+    Raises:
+        TypeError: A count is no integer, or a value is not hashable.
+        ValueError: No batch has this shape: more requests than tokens, a longest query longer
+            than all tokens, a uniform length that does not divide ``num_tokens``, needs more of
+            them than there are, or differs from ``max_query_len``.
+
+    Example:
+        >>> key = BatchDescriptor(num_tokens=8, num_reqs=4)
+        >>> key.covers(BatchDescriptor(num_tokens=5, num_reqs=4, uniform_query_len=1))
+        True
+        >>> key.covers(BatchDescriptor(num_tokens=5))
+        False
+    """
+
+    num_tokens: int = dataclasses.field(metadata={_MATCH: Match.BOUND})
+    num_reqs: int | None = bound(None)
+    uniform_query_len: int | None = exact(None)
+    max_query_len: int | None = bound(None)
+    num_active_loras: int | None = exact(0)
+    num_ubatches: int | None = exact(1)
+
+    _fields: ClassVar[tuple[Field, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = cls._fields
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        cls._fields = _fields_of(cls)
+        # dataclass() leaves the default of each field that is declared here in the class itself.
+        again = [name for name, *_ in inherited if name in vars(cls)]
+        if again or cls._fields[: len(inherited)] != inherited:
+            raise TypeError(f"{cls.__name__}: a subclass cannot redeclare {', '.join(again)}")
+
+    def __post_init__(self) -> None:
+        # Frozen: the instance is written through ``object`` while it is being made, never after.
+        put = object.__setattr__
+        values = vars(self)
+        for name, _, _, least in self._fields:
+            value = values[name]
+            if least is None:
+                put(self, name, _plain(name, value))
+            elif value is not None or name == "num_tokens":
+                put(self, name, _integer(name, value, least))
+        self._refuse_impossible()
+        put(self, "_values", tuple(values[field.name] for field in self._fields))
+        try:
+            put(self, "_hash", hash((type(self), self._values)))
+        except TypeError as error:
+            raise TypeError(
+                f"{type(self).__name__}: every value must be hashable ({error})"
+            ) from None
+
+    def _refuse_impossible(self) -> None:
+        tokens, reqs = self.num_tokens, self.num_reqs
+        if reqs is not None and reqs > tokens:
+            raise ValueError(f"num_reqs: expected at most num_tokens={tokens}, got {reqs}")
+        each = self.uniform_query_len
+        if each is not None:
+            if self.max_query_len is None:
+                object.__setattr__(self, "max_query_len", each)
+            elif self.max_query_len != each:
+                raise ValueError(
+                    f"max_query_len: expected uniform_query_len={each} or None, "
+                    f"got {self.max_query_len}"
+                )
+            if tokens % each:
+                raise ValueError(
+                    f"num_tokens: expected a multiple of uniform_query_len={each}, got {tokens}"
+                )
+            if reqs is not None and reqs * each > tokens:
+                raise ValueError(
+                    f"num_reqs: expected at most num_tokens / uniform_query_len = "
+                    f"{tokens // each}, got {reqs}"
+                )
+        if self.max_query_len is not None and self.max_query_len > tokens:
+            raise ValueError(
+                f"max_query_len: expected at most num_tokens={tokens}, got {self.max_query_len}"
+            )
+
+    def covers(self, shape: Self) -> bool:
+        """Whether a graph captured for this key can serve a batch of that shape.
+
+        Raises:
+            TypeError: ``shape`` is of another type; what its fields mean is not known.
+        """
+        if type(shape) is not type(self):
+            raise TypeError(
+                f"covers: expected {type(self).__qualname__}, got {type(shape).__qualname__}"
+            )
+        for (_, match, _, _), mine, other in zip(
+            self._fields, self._values, shape._values, strict=True
+        ):
+            if mine is None or match is Match.ANY:
+                continue
+            if other is None or (mine < other if match is Match.BOUND else mine != other):
+                return False
+        return True
+
+    def cost(self) -> tuple[Any, ...]:
+        """What a replay of this key costs, to be compared with that of another key of its type.
+
+        Fewest tokens first, then fewest requests (``None`` counts as unbounded), then the most
+        constrained, then a fixed order of what is left, so that no two keys compare equal. A key
+        that covers another is never cheaper.
+        """
+        compared = [
+            (match, value)
+            for (_, match, _, _), value in zip(self._fields, self._values, strict=True)
+            if match is not Match.ANY
+        ]
+        return (
+            self.num_tokens,
+            math.inf if self.num_reqs is None else self.num_reqs,
+            sum(value is None for _, value in compared),
+            tuple(value is None for _, value in compared),
+            tuple(value for match, value in compared if match is Match.BOUND and value is not None),
+            tuple(map(_rank, self._values)),
+        )
+
+    @classmethod
+    def matching(cls) -> Mapping[str, Match]:
+        """How each field matches, by name, in order of declaration."""
+        return MappingProxyType({field.name: field.match for field in cls._fields})
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._values == other._values
+
+    @override
+    def __hash__(self) -> int:
+        return self._hash
+
+    @override
+    def __repr__(self) -> str:
+        shown = [
+            f"{name}={value!r}"
+            for (name, _, default, _), value in zip(self._fields, self._values, strict=True)
+            if value is not default
+            and value != default
+            and not (name == "max_query_len" and value == self.uniform_query_len)
+        ]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    # Hashes of types and strings differ between processes, so a copy is made by the constructor.
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+def _fields_of(cls: type[BatchDescriptor]) -> tuple[Field, ...]:
+    fields: list[Field] = []
+    for field in dataclasses.fields(cls):
+        name, match = field.name, field.metadata.get(_MATCH)
+        if match is None:
+            raise TypeError(
+                f"{cls.__name__}.{name}: expected exact(...), bound(...) or anything(...), got "
+                f"{'no value' if field.default is dataclasses.MISSING else repr(field.default)}. "
+                "How a field of a key matches must be said."
+            )
+        if name.startswith("_") or keyword.iskeyword(name) or name in _TAKEN:
+            raise TypeError(f"{cls.__name__}.{name}: this name is taken")
+        least = _LEAST.get(name, 0 if match is Match.BOUND else None)
+        fields.append(Field(name, match, field.default, least))
+    return tuple(fields)
+
+
+BatchDescriptor._fields = _fields_of(BatchDescriptor)
+
+
+def capture_descriptors(
+    num_tokens: Iterable[int],
+    max_num_reqs: int,
+    uniform_query_lens: Iterable[int] = (),
+    *,
+    num_active_loras: Iterable[int | None] = (0,),
+    num_ubatches: Iterable[int | None] = (1,),
+) -> list[BatchDescriptor]:
+    """The keys to capture so that every batch up to the largest size is covered.
+
+    For each size a mixed key (at most ``max_num_reqs`` requests of any query lengths), and for
+    each uniform query length the key of the next size that it divides, but of no more than
+    ``max_num_reqs`` requests. So a uniform key may be up to ``uniform_query_len - 1`` tokens larger
+    than the largest size: buffers must hold the first key's tokens, not the largest size.
+
+    Args:
+        num_tokens: Sizes, in tokens, in any order.
+        max_num_reqs: The most requests that a batch has.
+        uniform_query_lens: Query lengths for which all requests alike deserve graphs of their own.
+        num_active_loras: Numbers of active LoRA adapters, each with all these keys.
+        num_ubatches: Numbers of microbatches, each with all these keys.
+
+    Returns:
+        No two equal, the costliest first.
+
+    Raises:
+        TypeError: A size, length or count is no integer.
+        ValueError: One is out of range.
+
+    Example:
+        >>> for key in capture_descriptors([2, 4], max_num_reqs=2, uniform_query_lens=[3]):
+        ...     print(key)
+        BatchDescriptor(num_tokens=6, num_reqs=2, uniform_query_len=3)
+        BatchDescriptor(num_tokens=4, num_reqs=2)
+        BatchDescriptor(num_tokens=3, num_reqs=1, uniform_query_len=3)
+        BatchDescriptor(num_tokens=2, num_reqs=2)
+    """
+    sizes = {_integer("num_tokens", size, 1) for size in num_tokens}
+    lengths = {_integer("uniform_query_lens", length, 1) for length in uniform_query_lens}
+    most = _integer("max_num_reqs", max_num_reqs, 1)
+    shapes = {(size, min(size, most), None) for size in sizes} | {
+        (reqs * length, reqs, length)
+        for size in sizes
+        for length in lengths
+        for reqs in (min(-(-size // length), most),)
+    }
+    keys = {
+        BatchDescriptor(size, reqs, length, num_active_loras=loras, num_ubatches=ubatches)
+        for (size, reqs, length), loras, ubatches in itertools.product(
+            shapes, tuple(num_active_loras), tuple(num_ubatches)
+        )
+    }
+    return sorted(keys, key=BatchDescriptor.cost, reverse=True)

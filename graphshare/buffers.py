@@ -101,7 +101,7 @@ class PersistentBuffer:
         live = self._check(source, rows)
         view = self.tensor[:rows]
         if source.device.type == "cpu" and self.tensor.is_cuda:
-            source = self._stage(source, live)
+            source = self._stage(source)
         inner = source.shape[-1] if source.ndim > 1 else None
         if inner is not None and inner < self.tensor.shape[-1]:
             view[:live, ..., :inner].copy_(source, non_blocking=True)
@@ -159,7 +159,7 @@ class PersistentBuffer:
         else:
             view[live:].fill_(self.padding)
 
-    def _stage(self, source: torch.Tensor, live: int) -> torch.Tensor:
+    def _stage(self, source: torch.Tensor) -> torch.Tensor:
         if source.is_pinned():
             return source  # the caller's own; the caller knows when it may be rewritten
         if not self._stages:
@@ -167,9 +167,8 @@ class PersistentBuffer:
         self._turn = (self._turn + 1) % _STAGES
         stage = self._stages[self._turn]
         stage.wait()
-        staged = stage.host[:live]
-        if source.ndim > 1:
-            staged = staged[..., : source.shape[-1]]
+        # Packed, so that the copy to the device is one transfer whatever the row width.
+        staged = stage.host.view(-1)[: source.numel()].view(source.shape)
         return staged.copy_(source)
 
     def _sent(self) -> None:

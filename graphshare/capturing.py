@@ -1,0 +1,370 @@
+"""One capture in progress: states built and checked, graphs collected, all kept or none.
+
+Both :meth:`graphshare.GraphPool.capture` and an engine's own capture loop go through
+:class:`Capturing`; nothing of it reaches the pool until every check has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from graphshare.entry import Entry, View, apply_views
+from graphshare.errors import CaptureError, LazyStateError
+from graphshare.freshness import OwnerBook, Staleness, StateRecord, Why
+from graphshare.memory import MemoryRanges
+from graphshare.owner import Phase
+from graphshare.state import Layout, LayoutChecker, compare, device_tensors, layout_of
+
+if TYPE_CHECKING:
+    from graphshare.pool import GraphPool
+
+__all__ = ["Capturing"]
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+@dataclass(eq=False, slots=True)
+class _Draft(Generic[_K]):
+    """One key of the capture, and how far it has come."""
+
+    key: _K
+    owner_key: Hashable
+    record: StateRecord
+    views: tuple[View, ...]
+    borrowed: bool
+    committed: bool = False  # the record was captured before this capture began
+    warm_state: Any = None
+    warm_before: Layout | None = None
+    warm_after: Layout | None = None
+    captured: bool = False
+    view_checker: LayoutChecker | None = None
+    entry: Entry[_K] | None = None
+
+
+class Capturing(Generic[_K]):
+    """An engine's own capture loop; made by :meth:`graphshare.GraphPool.capturing`.
+
+    For each key the engine calls ``state(key, Phase.WARMUP)`` and runs its forward eagerly as
+    often as it likes, then ``state(key, Phase.CAPTURE)``, captures, and ``commit``s what it got.
+    """
+
+    def __init__(
+        self, pool: GraphPool[_K], keys: Sequence[_K], *, writes_state: bool, replace: bool
+    ) -> None:
+        self._pool = pool
+        self._writes_state = writes_state
+        self._replace = replace
+        self._open = False
+        self._warming: _Draft[_K] | None = None
+        self._drafts: dict[_K, _Draft[_K]] = {}
+        self._own: dict[Hashable, StateRecord] = {}  # new states, by state key
+        self._fixed: dict[int, set[_K]] = {}  # keys captured on a new state, by its number
+        self._prepare(keys)
+
+    @property
+    def keys(self) -> tuple[_K, ...]:
+        """The keys to capture, largest first."""
+        return tuple(self._drafts)
+
+    def state(self, key: _K, phase: Phase) -> Any:
+        """Have the state's owner build it for ``key``, check it, and return what this pool sees.
+
+        Args:
+            key: One of the keys of this capture.
+            phase: ``Phase.WARMUP`` before an eager run, ``Phase.CAPTURE`` before the capture.
+
+        Raises:
+            KeyMismatchError: The key is not one of this capture's.
+            LazyStateError: A value in the state that the warmup's forward left behind came back.
+            AddressChangedError, BakedValueChangedError: A borrowed state is not laid out as its
+                lender's graphs baked it in.
+            OwnershipError: A ``view`` returned memory that is not the lender's state.
+        """
+        draft = self._draft(key, "state")
+        if phase is Phase.REPLAY:
+            raise ValueError(f"{self._pool.name}: a capture builds for WARMUP or CAPTURE")
+        self._look_at_warmup()
+        fixed = self._fixed.setdefault(draft.record.serial, set())
+        adopt = not draft.committed and fixed <= ({key} if phase is Phase.CAPTURE else set())
+        state = draft.record.build(draft.owner_key, None, phase, self._pool.device, adopt=adopt)
+        rules = getattr(draft.record.book.owner, "host_values", None)
+        if phase is Phase.WARMUP:
+            draft.warm_state = state
+            draft.warm_before = layout_of(state, self._pool.device, rules)
+            draft.warm_after = None
+            self._warming = draft
+            if self._writes_state:
+                draft.record.written_by_forward((self._pool.name, key), None)
+        else:
+            self._check_lazy(draft, state)
+            if not adopt:
+                self._check_layout(draft.record, draft.owner_key, state)
+            fixed.add(key)
+            draft.captured = True
+            draft.warm_state = None
+        seen = apply_views(draft.views, state)
+        if draft.views:
+            self._check_view(draft, state, seen)
+            draft.view_checker = LayoutChecker(seen, self._pool.device, rules)
+        return seen
+
+    def commit(
+        self,
+        key: _K,
+        launch: Callable[[], object],
+        outputs: Any = None,
+        *,
+        nbytes: int = 0,
+        release: Callable[[], object] | None = None,
+        forward: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Register what was captured for ``key``.
+
+        Args:
+            key: One of the keys of this capture.
+            launch: Replays the graph, e.g. ``graph.replay``.
+            outputs: What ``replay`` shall return; held, so that its memory is not reused.
+            nbytes: Memory that the capture added, for the statistics.
+            release: Frees the graph; called once.
+            forward: For ``recapture``.
+
+        Raises:
+            CaptureError: The state was not built for this key just before, or something has
+                written over it since.
+        """
+        draft = self._draft(key, "commit")
+        self._look_at_warmup()
+        if not callable(launch):
+            raise TypeError(f"{self._pool.name}: launch must be callable, got {launch!r}")
+        if not (draft.captured and draft.record.intact):
+            raise self._pool.refuse.counted(
+                CaptureError(
+                    f"{self._pool.name}: commit of a graph",
+                    expected="its state built by state(key, Phase.CAPTURE) just before",
+                    got="another build since" if draft.captured else "no such build",
+                    key=key,
+                    consequence="The capture may have run on another key's metadata",
+                    remedy="Call state(key, Phase.CAPTURE), capture and commit, key by key",
+                )
+            )
+        draft.captured = False
+        if draft.entry is not None and draft.entry.release_graph is not None:
+            draft.entry.release_graph()
+        draft.entry = Entry(
+            key=key,
+            owner_key=draft.owner_key,
+            record=draft.record,
+            views=draft.views,
+            borrowed=draft.borrowed,
+            view_checker=draft.view_checker,
+            launch=launch,
+            outputs=outputs,
+            release_graph=release,
+            nbytes=nbytes,
+            writes_state=self._writes_state,
+            forward=forward,
+        )
+
+    def protected(self, key: _K) -> list[torch.Tensor]:
+        """Return the state's tensors that the forward may not write, for the tape."""
+        draft = self._draft(key, "protected")
+        if self._writes_state:
+            return []
+        owner = draft.record.book.owner
+        rules = getattr(owner, "host_values", None)
+        return device_tensors(draft.record.state, self._pool.device, rules)
+
+    def __enter__(self) -> Capturing[_K]:
+        self._pool.begin_capture()
+        self._open = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        done = False
+        try:
+            if kind is None:
+                self._look_at_warmup()
+                self._check_complete()
+                self._rebuild_all()
+                done = True
+        finally:
+            self._open = False
+            self._pool.end_capture()
+            if not done:
+                self._abandon()
+        entries = [draft.entry for draft in self._drafts.values() if draft.entry is not None]
+        self._pool.register(entries)
+
+    # Preparation: everything that can be refused before anything is built.
+
+    def _prepare(self, keys: Sequence[_K]) -> None:
+        pool = self._pool
+        holdings = pool.holdings
+        held = [key for key in keys if holdings.holds(key)]
+        if self._replace:
+            missing = [key for key in keys if key not in holdings.entries]
+            if missing:
+                raise holdings.unknown("recapture", missing)
+        elif held:
+            raise pool.refuse.counted(
+                CaptureError(
+                    f"{pool.name}: capture of a key that is held",
+                    expected="keys that are not captured yet",
+                    got=", ".join(map(repr, held)),
+                    key=held[0],
+                    consequence="Bound replays of the old graph would go on in silence",
+                    remedy="Use recapture(keys) to replace, or release them first",
+                )
+            )
+        for key, owner_key, held_record, views, borrowed in pool.sources(
+            keys, replace=self._replace
+        ):
+            record = held_record or self._new_record(key)
+            self._drafts[key] = _Draft(
+                key, owner_key, record, views, borrowed, committed=held_record is not None
+            )
+
+    def _new_record(self, key: _K) -> StateRecord:
+        shared_by = self._pool.holdings.state_key(key)
+        record = self._own.get(shared_by)
+        if record is None:
+            record = self._own[shared_by] = self._pool.new_record(key)
+        else:
+            record.keys.append(key)
+        return record
+
+    def _draft(self, key: _K, doing: str) -> _Draft[_K]:
+        if not self._open:
+            raise RuntimeError(f"{self._pool.name}: {doing} outside the with block of capturing()")
+        draft = self._drafts.get(key)
+        if draft is None:
+            raise self._pool.refuse.unknown_key(f"{doing} in a capture", [key], self.keys[:3])
+        return draft
+
+    # Checks.
+
+    def _look_at_warmup(self) -> None:
+        """Take the layout that a warmup's forward left, before any build can change it."""
+        draft, self._warming = self._warming, None
+        if draft is not None:
+            rules = getattr(draft.record.book.owner, "host_values", None)
+            draft.warm_after = layout_of(draft.warm_state, self._pool.device, rules)
+
+    def _check_lazy(self, draft: _Draft[_K], state: Any) -> None:
+        before, after = draft.warm_before, draft.warm_after
+        if before is None or after is None:
+            return
+        left_behind = {each.path for each in compare(before, after)}
+        if not left_behind:
+            return
+        rules = getattr(draft.record.book.owner, "host_values", None)
+        now = layout_of(state, self._pool.device, rules)
+        still = {each.path for each in compare(after, now)}
+        initialised = sorted(left_behind - still)
+        if initialised:
+            path = initialised[0]
+            raise self._pool.refuse.counted(
+                LazyStateError(
+                    f"{self._pool.name}: capture on a state that the warmup initialised at {path}",
+                    expected=f"what the warmup's build returned ({_shown(before, path)})",
+                    got=f"what its forward left behind ({_shown(after, path)})",
+                    key=draft.key,
+                    consequence="The forward would skip its initialisation, so the graph would "
+                    "not contain it",
+                    remedy="Return a new object, or reset it, in each build for Phase.CAPTURE",
+                    path=path,
+                )
+            )
+
+    def _check_layout(self, record: StateRecord, key: Hashable, state: Any) -> None:
+        checker = record.checker
+        if checker is None or checker.matches(state):
+            return
+        differences = checker.differences(state)
+        if differences:
+            record.spoil(Why(Staleness.BUILD_FAILED, (record.pool_name, key)))
+            raise self._pool.refuse.layout(key, differences, keys=record.keys, doing="capture")
+
+    def _check_view(self, draft: _Draft[_K], state: Any, seen: Any) -> None:
+        whole = MemoryRanges.of(device_tensors(state, self._pool.device))
+        part = MemoryRanges.of(device_tensors(seen, self._pool.device))
+        if not whole.contains(part):
+            raise self._pool.refuse.ownership(
+                "view returned a tensor outside the lender's state",
+                expected="the state's own tensors, or views of them",
+                got="other memory",
+                key=draft.key,
+                remedy="Select or slice in the view; never copy or compute",
+            )
+
+    def _check_complete(self) -> None:
+        missing = [draft.key for draft in self._drafts.values() if draft.entry is None]
+        if missing:
+            raise self._pool.refuse.counted(
+                CaptureError(
+                    f"{self._pool.name}: capturing() ended without a graph for every key",
+                    expected="a commit for each key",
+                    got="none for " + ", ".join(map(repr, missing)),
+                    key=missing[0],
+                    consequence="Batches of these shapes would silently run eagerly",
+                    remedy="Commit every key, or leave it out of capturing(keys)",
+                )
+            )
+
+    def _rebuild_all(self) -> None:
+        """Build every key of the owners once more: a workspace that grew has moved by now."""
+        moved: list[tuple[StateRecord, Hashable, Any]] = []
+        for record in self._staying():
+            for key in record.keys:
+                state = record.build(key, None, Phase.CAPTURE, self._pool.device, adopt=False)
+                checker = record.checker
+                if checker is not None and not checker.matches(state):
+                    differences = checker.differences(state)
+                    if differences:
+                        moved.append((record, key, differences))
+            self._check_views_of(record)
+        if moved:
+            record, key, differences = moved[0]
+            keys = tuple(each for _, each, _ in moved)
+            raise self._pool.refuse.layout(
+                key, differences, keys=keys, doing="check after the capture"
+            )
+
+    def _check_views_of(self, record: StateRecord) -> None:
+        for draft in self._drafts.values():
+            if draft.record is record and draft.view_checker is not None:
+                seen = apply_views(draft.views, record.state)
+                differences = draft.view_checker.differences(seen)
+                if differences:
+                    raise self._pool.refuse.layout(draft.key, differences, doing="view")
+
+    def _staying(self) -> Iterator[StateRecord]:
+        """The captured states of all owners concerned, without those that this one replaces."""
+        books: dict[int, OwnerBook] = {}
+        for draft in self._drafts.values():
+            books[id(draft.record.book)] = draft.record.book
+        mine = {id(draft.record) for draft in self._drafts.values()}
+        leaving = self._pool.holdings.leaving(self._drafts) if self._replace else set[int]()
+        for book in books.values():
+            for record in book.records():
+                if record.released or record.serial in leaving:
+                    continue
+                if id(record) in mine or record.leases:
+                    yield record
+
+    def _abandon(self) -> None:
+        for draft in self._drafts.values():
+            if draft.entry is not None and draft.entry.release_graph is not None:
+                draft.entry.release_graph()
+                draft.entry.release_graph = None
+        for record in self._own.values():
+            record.abandon()
+
+
+def _shown(layout: Layout, path: str) -> str:
+    found = [leaf for leaf in layout.leaves if leaf.path == path]
+    return repr(found[0]) if found else "nothing"

@@ -1,0 +1,119 @@
+"""One captured key of a pool: its graph, the state it reads, and how it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from graphshare.freshness import Lease, StateRecord
+from graphshare.refusals import Refusals
+from graphshare.state import LayoutChecker
+
+__all__ = ["BoundReplay", "Entry", "View", "apply_views"]
+
+_K = TypeVar("_K", bound=Hashable)
+
+View = Callable[[Any], Any]
+
+
+def apply_views(views: tuple[View, ...], state: Any) -> Any:
+    """Return what a borrower sees of its lender's state, outermost lender first."""
+    for view in views:
+        state = view(state)
+    return state
+
+
+@dataclass(eq=False, slots=True)
+class Entry(Generic[_K]):
+    """One captured key.
+
+    Attributes:
+        key: The pool's key.
+        owner_key: The key that the state's owner builds for; another one under ``key=``.
+        record: The state that the graph reads.
+        views: What narrows the owner's state to what this pool sees.
+        borrowed: Whether another pool owns the state.
+        view_checker: The narrowed state as captured, where there are views.
+        launch: Replays the graph, with whatever the pool's options add.
+        outputs: What the forward returned at capture.
+        release_graph: Frees the graph.
+        nbytes: Memory that the capture added.
+        writes_state: Whether the forward writes its state.
+        forward: For a recapture; ``None`` where the engine captured by itself.
+        lease: The pool's allowance on the record; set once, when the capture is complete.
+        dead: Whether the pool let the key go.
+    """
+
+    key: _K
+    owner_key: Hashable
+    record: StateRecord
+    views: tuple[View, ...]
+    borrowed: bool
+    view_checker: LayoutChecker | None
+    launch: Callable[[], object]
+    outputs: Any
+    release_graph: Callable[[], object] | None
+    nbytes: int
+    writes_state: bool
+    forward: Callable[[Any, Any], Any] | None
+    lease: Lease = field(init=False)
+    dead: bool = field(default=False, init=False)
+
+    def state(self) -> Any:
+        """Return the state as this pool sees it, as last built."""
+        return apply_views(self.views, self.record.state)
+
+    def retire(self, refuse: Refusals) -> None:
+        """Free the graph; whatever still holds the entry is refused from now on."""
+        key = self.key
+        self.dead = True
+
+        def refused() -> None:
+            raise refuse.released(key, "the key was released or captured anew")
+
+        self.launch = refused
+        if self.release_graph is not None:
+            self.release_graph()
+            self.release_graph = None
+        self.forward = None
+        self.outputs = None
+
+    def why_not(self, refuse: Refusals) -> Exception:
+        """Return the error of a replay that may not be."""
+        if self.dead:
+            return refuse.released(self.key, "the key was released or captured anew")
+        return refuse.not_fresh(self.key, self.lease.cause)
+
+
+class BoundReplay(Generic[_K]):
+    """A captured key without the lookup; made by :meth:`graphshare.GraphPool.bind`.
+
+    Attributes:
+        key: The captured key.
+        replay: Does what ``pool.replay(key)`` does, with the same refusals. After the key was
+            released or captured anew it raises :class:`graphshare.ReleasedStateError`.
+    """
+
+    __slots__ = ("key", "replay")
+
+    key: _K
+    replay: Callable[[], Any]
+
+    def __init__(self, entry: Entry[_K], refuse: Refusals) -> None:
+        lease = entry.lease
+        outputs = entry.outputs
+
+        # A closure: three local reads instead of attribute lookups on the hottest path there is.
+        def replay() -> Any:
+            if lease.left <= 0:
+                raise entry.why_not(refuse)
+            entry.launch()
+            lease.left -= 1
+            return outputs
+
+        self.key = entry.key
+        self.replay = replay
+
+    def __repr__(self) -> str:
+        return f"BoundReplay({self.key!r})"

@@ -1,0 +1,430 @@
+"""Stamps, footprints, and who made whom stale.
+
+One :class:`StateRecord` stands for one captured state, shared by its owner's pool and every
+pool that borrows it. Each pool that replays on it holds a :class:`Lease`: the number of replays
+it has left. A refresh grants the leases, anything that writes over the state stops them, so a
+replay only has to look at one counter.
+
+The numbered rules are those of the documentation's page on freshness.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from graphshare.memory import MemoryRanges
+from graphshare.owner import Phase
+from graphshare.state import LayoutChecker, device_tensors
+from graphshare.statistics import Tally
+
+__all__ = ["Lease", "Ledger", "OwnerBook", "Staleness", "StateRecord", "Why", "ledger_for"]
+
+UNLIMITED = 1 << 62
+_EMPTY = MemoryRanges.of(())
+_MEMO_LIMIT = 4096
+_serials = itertools.count(1)
+
+
+class Staleness(str, enum.Enum):
+    """Why a state is not fresh."""
+
+    NEVER_REFRESHED = "never refreshed"
+    """Captured, and not built for a batch since (rule 1)."""
+    BUILT_FOR_CAPTURE = "built for a warmup or capture"
+    """Its last build was for a warmup, a capture or the check after one (rule 2)."""
+    BUILD_FAILED = "build failed"
+    """Its last build raised, or returned what the graph cannot read (rule 2)."""
+    OVERWRITTEN = "overwritten"
+    """A build for another key may have written over it (rule 2)."""
+    SUPERSEDED = "superseded"
+    """The pool refreshed more keys since than ``live_keys`` (rule 3)."""
+    USED_UP = "used up"
+    """This pool replayed ``replays_per_refresh`` times on it (rule 4)."""
+    FORWARD_WROTE = "written by a forward"
+    """A graph captured with ``writes_state=True`` ran on it (rule 5)."""
+    INVALIDATED = "invalidated"
+    """``invalidate`` or ``verify`` said so (rule 6)."""
+    RELEASED = "released"
+    """The owner's pool released it; not staleness proper, replays raise ReleasedStateError."""
+
+
+Writer = tuple[str, Hashable]
+"""``(pool name, key)``."""
+
+
+class Why(NamedTuple):
+    """A cause of staleness and who brought it about."""
+
+    rule: Staleness
+    by: Writer | None = None
+
+
+_USED_UP = Why(Staleness.USED_UP)
+_NEVER = Why(Staleness.NEVER_REFRESHED)
+
+
+class PoolClock:
+    """Which state a pool's leases were granted on last; apart from the pool to avoid a cycle."""
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+
+class Lease:
+    """One pool's allowance of replays on one state, for all of its keys on that state.
+
+    Attributes:
+        left: Replays that remain; what the hot path reads.
+        limit: Replays that a refresh grants.
+        keys: The pool's captured keys on this state.
+        borrowed: Whether the pool is not the owner's.
+        checked: Whether the pool wants its states checked at refresh.
+    """
+
+    __slots__ = (
+        "_avoided", "_granted", "_spent", "borrowed", "checked", "clock", "keys", "left", "limit",
+        "live_key", "why",
+    )  # fmt: skip
+
+    def __init__(
+        self, limit: int | None, clock: PoolClock, *, borrowed: bool, checked: bool
+    ) -> None:
+        self.limit = UNLIMITED if limit is None else limit
+        self.clock = clock
+        self.borrowed = borrowed
+        self.checked = checked
+        self.keys: list[Hashable] = []
+        self.live_key: Hashable = None
+        self.why: Why | None = _NEVER
+        self.left = self._granted = 0
+        self._spent = self._avoided = 0
+        if not checked:
+            self.left = self._granted = self.limit = UNLIMITED
+
+    def choose_live_key(self, owner_keys: Sequence[Hashable]) -> None:
+        """Of several keys on one state, prefer the one that the owner calls by the same name."""
+        named = [key for key in self.keys if key in owner_keys]
+        self.live_key = (named or self.keys)[0]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state was released, or the loan closed; nothing revives it."""
+        return self.why is not None and self.why.rule is Staleness.RELEASED
+
+    def grant(self, serial: int) -> None:
+        """A refresh: allow ``limit`` replays again."""
+        self._settle()
+        self.left = self._granted = self.limit
+        self.why = None
+        self.clock.latest = serial
+
+    def stop(self, why: Why) -> None:
+        """Allow no further replay."""
+        if self.ended or not (self.checked or why.rule is Staleness.RELEASED):
+            return
+        self._settle()
+        self.left = self._granted = 0
+        self.why = why
+
+    def _settle(self) -> None:
+        # Counting here keeps every counter but `left` off the replay path.
+        done = self._granted - self.left
+        if done:
+            self._spent += done
+            self._avoided += self.borrowed
+
+    @property
+    def cause(self) -> Why:
+        """Why nothing is left."""
+        return self.why or _USED_UP
+
+    @property
+    def replays(self) -> int:
+        """Replays so far."""
+        return self._spent + self._granted - self.left
+
+    @property
+    def builds_avoided(self) -> int:
+        """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
+        return self._avoided + (self.borrowed and self._granted != self.left)
+
+
+class OwnerBook:
+    """All states of one owner on one device; by default a build may write any of them."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.version = 0
+        self._records: dict[int, weakref.ref[StateRecord]] = {}
+        self._union = _EMPTY
+        self._union_version = 0
+
+    def add(self, record: StateRecord) -> None:
+        serial = record.serial
+        book = weakref.ref(self)
+
+        def forget(_: object) -> None:
+            this = book()
+            if this is not None:
+                this._records.pop(serial, None)
+                this.version += 1
+
+        self._records[serial] = weakref.ref(record, forget)
+        self.version += 1
+
+    def records(self) -> list[StateRecord]:
+        """The states that are alive, oldest first."""
+        found = (ref() for ref in tuple(self._records.values()))
+        return [record for record in found if record is not None]
+
+    def footprint(self) -> MemoryRanges:
+        """Every leaf of every key of this owner."""
+        if self._union_version != self.version:
+            version, union = self.version, _EMPTY
+            for record in self.records():
+                if not record.released:
+                    union = union.union(record.leaves)
+            self._union, self._union_version = union, version
+        return self._union
+
+
+class StateRecord:
+    """One captured state, or one that a capture in progress builds.
+
+    Attributes:
+        key: The owner's key that stands for it.
+        keys: Every owner's key that is built into it, more than one under ``state_key``.
+        checker: Compares a rebuilt state with what the graphs bake in.
+        captured: The state as captured; keeps the baked memory alive.
+        state: The state as last built.
+        reads: Memory that a graph on this state reads.
+        leaves: All memory of the state, leaves under the rule ``any`` included.
+        intact: Whether the memory still holds what was last built for it.
+        extent: Number of the memory that it covers; a new one for each adopted state.
+        released: Whether the owner's pool let it go.
+        why: Why it is not fresh, ``None`` while it is.
+    """
+
+    __slots__ = (
+        "__weakref__", "_declared", "_forward_memo", "_memo", "_memo_version", "book", "captured",
+        "checker", "extent", "intact", "key", "keys", "leases", "leaves", "ledger", "order",
+        "pool_name", "reads", "ref", "released", "serial", "state", "tally", "wants_check",
+        "why",
+    )  # fmt: skip
+
+    def __init__(
+        self, ledger: Ledger, book: OwnerBook, pool_name: str, key: Hashable, tally: Tally
+    ) -> None:
+        self.serial = self.extent = next(_serials)
+        self.ledger = ledger
+        self.book = book
+        self.pool_name = pool_name
+        self.tally = tally
+        self.key = key
+        self.keys: list[Hashable] = [key]
+        self.checker: LayoutChecker | None = None
+        self.captured: Any = None
+        self.state: Any = None
+        self.reads = self.leaves = _EMPTY
+        self.leases: list[Lease] = []
+        self.intact = self.released = False
+        self.wants_check = True
+        self.why: Why | None = _NEVER
+        self.order: Any = None
+        self._declared: MemoryRanges | None = None
+        self._memo: dict[int, bool] = {}
+        self._memo_version = -1
+        self._forward_memo: dict[int, bool] = {}
+        live, serial = ledger.live, self.serial
+        self.ref = weakref.ref(self, lambda _: live.pop(serial, None))
+        book.add(self)
+
+    def adopt(self, state: Any, device: torch.device) -> None:
+        """Take ``state`` as what the record stands for, as its owner just built it."""
+        owner = self.book.owner
+        rules = getattr(owner, "host_values", None)
+        self.checker = LayoutChecker(state, device, rules)
+        self.captured = self.state = state
+        self.reads = MemoryRanges.of(device_tensors(state, device, rules))
+        self.leaves = MemoryRanges.of(device_tensors(state, device))
+        self._declared = self._writes(device)
+        self.extent = next(_serials)  # what others remember of its memory no longer holds
+        self._forward_memo.clear()
+        self.book.version += 1
+
+    def declare(self, device: torch.device) -> None:
+        """Before any build returned: ask what one may write, or else take all of the owner's."""
+        try:
+            self._declared = self._writes(device)
+        except Exception:  # noqa: BLE001 - an owner whose build just failed may not answer
+            self._declared = None
+        self.book.version += 1
+
+    def _writes(self, device: torch.device) -> MemoryRanges | None:
+        writes: Callable[[Any], Iterable[torch.Tensor]] | None
+        writes = getattr(self.book.owner, "writes", None)
+        if writes is None:
+            return None
+        tensors = itertools.chain.from_iterable(writes(key) for key in self.keys)
+        return MemoryRanges.of(tensor for tensor in tensors if tensor.device == device)
+
+    @property
+    def footprint(self) -> MemoryRanges:
+        """Memory that a build for this state may write."""
+        return self.book.footprint() if self._declared is None else self._declared
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the owner has rebuilt it for a batch and nothing has written over it."""
+        return self.why is None
+
+    def overwrites(self, other: StateRecord) -> bool:
+        """Whether a build for this state may write memory that ``other`` reads."""
+        version = self.book.version
+        if self._memo_version != version or len(self._memo) > _MEMO_LIMIT:
+            self._memo.clear()
+            self._memo_version = version
+        found = self._memo.get(other.extent)
+        if found is None:
+            found = self._memo[other.extent] = self.footprint.overlaps(other.reads)
+        return found
+
+    def forward_overwrites(self, other: StateRecord) -> bool:
+        """Whether a forward that writes this state may write memory that ``other`` reads."""
+        found = self._forward_memo.get(other.extent)
+        if found is None:
+            if len(self._forward_memo) > _MEMO_LIMIT:
+                self._forward_memo.clear()
+            found = self._forward_memo[other.extent] = self.reads.overlaps(other.reads)
+        return found
+
+    def attach(self, lease: Lease) -> None:
+        """Let one more pool replay on this state."""
+        self.leases.append(lease)
+        self.wants_check = any(each.checked for each in self.leases)
+
+    def detach(self, lease: Lease) -> None:
+        """Forget a pool that no longer has a key on this state."""
+        if lease in self.leases:
+            self.leases.remove(lease)
+            self.wants_check = any(each.checked for each in self.leases)
+
+    def build(
+        self, key: Hashable, batch: Any, phase: Phase, device: torch.device, *, adopt: bool
+    ) -> Any:
+        """Have the owner build, outside a refresh; the state is not fresh afterwards.
+
+        Args:
+            key: The owner's key.
+            batch: ``None`` unless the phase is ``REPLAY``.
+            phase: Why.
+            device: Of the pool.
+            adopt: Whether the record is to stand for what comes back.
+
+        Returns:
+            What the owner returned, not compared with anything.
+        """
+        by = (self.pool_name, key)
+        known = self.checker is not None
+        if known:
+            self.begin(by)
+        try:
+            state = self.book.owner.build(key, batch, phase)
+        except BaseException:
+            if not known:
+                self.declare(device)  # nothing was returned to look at
+                self.begin(by)
+            raise
+        self.tally.builds[phase.value] += 1
+        if adopt:
+            self.adopt(state, device)
+            self.begin(by)  # what came back may be more than what was known before
+        else:
+            self.state = state
+        self.intact = True
+        self.why = Why(Staleness.BUILT_FOR_CAPTURE, by)
+        self.ledger.live[self.serial] = self.ref
+        return state
+
+    def abandon(self) -> None:
+        """It will not be captured; a traceback may keep it alive, but it counts no more."""
+        self.released = True
+        self.spoil(Why(Staleness.RELEASED))
+        self.book.version += 1
+
+    def begin(self, by: Writer) -> None:
+        """A build is about to write: everything its footprint touches becomes stale (rule 2)."""
+        for record in self.ledger.others(self):
+            if self.overwrites(record):
+                record.spoil(Why(Staleness.OVERWRITTEN, by))
+        self.spoil(Why(Staleness.BUILD_FAILED, by))
+
+    def freshen(self) -> None:
+        """The build for a batch returned what the graphs can read (rule 1)."""
+        self.intact = True
+        self.why = None
+        self.ledger.live[self.serial] = self.ref
+        for lease in self.leases:
+            lease.grant(self.serial)
+
+    def spoil(self, why: Why) -> None:
+        """Make it stale for every pool."""
+        self.intact = False
+        self.why = why
+        self.ledger.live.pop(self.serial, None)
+        for lease in self.leases:
+            lease.stop(why)
+
+    def written_by_forward(self, by: Writer, own: Lease | None) -> None:
+        """A graph that writes its state is about to run (rule 5)."""
+        why = Why(Staleness.FORWARD_WROTE, by)
+        for lease in self.leases:
+            if lease is not own:
+                lease.stop(why)
+        for record in self.ledger.others(self):
+            if self.forward_overwrites(record):
+                record.spoil(why)
+
+
+class Ledger:
+    """The states of one device whose memory holds what their owner last built.
+
+    A record leaves when it is spoilt or collected, so a dropped pool leaves no trace.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, weakref.ref[StateRecord]] = {}
+        self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
+
+    def others(self, record: StateRecord) -> list[StateRecord]:
+        """The records that are intact, without ``record``."""
+        live = self.live
+        if not live or (len(live) == 1 and record.serial in live):
+            return []
+        found = (ref() for ref in tuple(live.values()))
+        return [each for each in found if each is not None and each is not record]
+
+    def book(self, owner: Any) -> OwnerBook:
+        """Return the book of an owner; the same one while any pool or state uses it."""
+        # By identity: owners need be neither hashable nor weakly referable. The book holds its
+        # owner, so the number cannot be taken by another object while the book is alive.
+        book = self._books.get(id(owner))
+        if book is None:
+            book = self._books[id(owner)] = OwnerBook(owner)
+        return book
+
+
+_ledgers: dict[torch.device, Ledger] = {}
+
+
+def ledger_for(device: torch.device) -> Ledger:
+    """Return the one ledger of a device."""
+    return _ledgers.setdefault(device, Ledger())

@@ -1,0 +1,421 @@
+"""Recording a forward for the tape: two modes that watch it, and what they write down.
+
+A dispatch mode sees every operator that runs, below autograd and autocast. A function mode sees
+what never becomes an operator (``tolist``, ``numpy``, ``print`` of a tensor).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphshare.capture._operators import (
+    Overload,
+    generators_in,
+    has_python_kernel,
+    host_need,
+    out_overload,
+    resizes,
+    written_tensors,
+)
+from graphshare.errors import CaptureError
+
+__all__ = ["Recording"]
+
+Tensor = torch.Tensor
+
+# What reads a tensor on the host without an operator: dispatch never hears of it.
+_HOST_READS: Mapping[Any, str] = {
+    Tensor.tolist: "a list on the host",
+    Tensor.numpy: "a NumPy array",
+    Tensor.__array__: "a NumPy array",
+    Tensor.__dlpack__: "memory that others read",
+    Tensor.__repr__: "a text of the values",
+    Tensor.__reduce_ex__: "a pickle of the values",
+    Tensor.cpu: "a copy on the host",
+}
+
+# Uninitialised memory is not worth an operator at each replay.
+_UNINITIALISED = frozenset(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")
+) | {"aten::new_empty_strided"}
+
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Recording:
+    """What one forward did: the steps of a replay, and how to undo what recording changed.
+
+    Args:
+        generators: The generators that the forward may draw from.
+        protected: Tensors that it may not write.
+
+    Attributes:
+        steps: What a replay calls, in order.
+        created: The storages that the forward allocated, with the first dtype seen in each.
+        refusal: The first thing refused; it stands even where the forward swallowed it.
+    """
+
+    def __init__(
+        self, generators: Iterable[torch.Generator], protected: Sequence[torch.Tensor]
+    ) -> None:
+        self.steps: list[Callable[[], Any]] = []
+        self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
+        self.refusal: CaptureError | None = None
+        self._generators = {generator: generator.get_state() for generator in generators}
+        self._protected = [extent for t in protected if (extent := _extent(t))]
+        self._snapshots: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._dispatch = _OperatorMode(self)
+        self._functions = _FunctionMode(self)
+        self.host_scalar = False
+        self.calling: Any = None
+
+    def run(self, forward: Callable[[], Any]) -> Any:
+        """Run ``forward`` and write down what it does; put back what it changed, always."""
+        try:
+            with self._dispatch, self._functions:
+                return forward()
+        finally:
+            self._undo()
+
+    def modes(self) -> tuple[TorchDispatchMode, TorchFunctionMode]:
+        """Return the modes, for code that runs where they are switched off."""
+        return self._dispatch, self._functions
+
+    def clear(self) -> None:
+        """Drop everything, so that a traceback that refers to this holds no memory."""
+        self.steps.clear()
+        self.created.clear()
+        self._snapshots.clear()
+        self._protected.clear()
+        self.refusal = None
+        self.calling = None
+
+    def poison(self) -> None:
+        """Make the contents of everything the forward allocated loud nonsense: NaN for floats."""
+        for storage, dtype in self.created.values():
+            _bytes(storage).fill_(_poison_byte(dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storages that the forward allocated."""
+        return sum(storage.nbytes() for storage, _ in self.created.values())
+
+    def refuse(self, operator: Any, got: str, *, remedy: str = "", why: str = "") -> NoReturn:
+        """Refuse a call, by name.
+
+        Raises:
+            CaptureError: Always.
+        """
+        named = str(operator) if isinstance(operator, Overload) else _name(operator)
+        if self.calling is not None and self.calling is not operator:
+            named = f"{_name(self.calling)} ({named})"
+        error = CaptureError(
+            f"the forward calls {named}",
+            expected="work that stays on the device",
+            got=got,
+            consequence=why or "A replay would not do it again: what the host read stays frozen",
+            remedy=remedy or "Compute it on the device, or before the capture",
+        )
+        self.refusal = self.refusal or error
+        raise error
+
+    def write(self, op: Overload, tensor: Tensor) -> None:
+        """Note that ``op`` is about to write ``tensor`` in place."""
+        extent = _extent(tensor)
+        if extent and any(start < extent[1] and extent[0] < end for start, end in self._protected):
+            self.refuse(
+                op,
+                "a write into the attention state",
+                why="The state would no longer be what its owner built",
+                remedy="Declare it: capture(..., writes_state=True)",
+            )
+        storage = tensor.untyped_storage()
+        key = _key(storage)
+        if key not in self.created and key not in self._snapshots:
+            self._snapshots[key] = (storage, storage.clone())
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Say whether the forward allocated this tensor's memory itself."""
+        return _key(tensor.untyped_storage()) in self.created
+
+    def may_draw(self, generator: torch.Generator) -> bool:
+        """Say whether the state of this generator is put back after recording."""
+        return generator in self._generators
+
+    def record(
+        self,
+        op: Overload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        written: Sequence[Tensor],
+    ) -> None:
+        """Write down a call that has just run."""
+        read = {_key(t.untyped_storage()) for t in _flat((args, tuple(kwargs.values())))}
+        results = list(_flat(result))
+        fresh = [
+            (place, t)
+            for place, t in enumerate(results)
+            if t.device.type == "cpu" and _key(t.untyped_storage()) not in read
+        ]
+        for _, tensor in fresh:
+            storage = tensor.untyped_storage()
+            self.created.setdefault(_key(storage), (storage, tensor.dtype))
+        returns = op._schema.returns  # noqa: SLF001
+        if not fresh and not written and returns:
+            return  # a view, or facts about shapes
+        if fresh and op._schema.name in _UNINITIALISED:  # noqa: SLF001
+            return
+        call_args, call_kwargs = _frozen(args), _frozen(kwargs)
+        if not fresh:
+            self.steps.append(functools.partial(op, *call_args, **call_kwargs))
+            return
+        targets = [(place, tensor.detach()) for place, tensor in fresh]
+        out = None
+        if not written and len(fresh) == len(results) == len(returns):
+            out = _out_of(op, [tensor for _, tensor in targets])
+        if out is not None:
+            out_op, outs = out
+            self.steps.append(functools.partial(out_op, *call_args, **call_kwargs, **outs))
+        else:
+            call = functools.partial(op, *call_args, **call_kwargs)
+            self.steps.append(_Recompute(op, call, targets))
+
+    def _undo(self) -> None:
+        for generator, state in self._generators.items():
+            generator.set_state(state)
+        for storage, before in self._snapshots.values():
+            if storage.nbytes() == before.nbytes():
+                _bytes(storage).copy_(_bytes(before))
+
+
+class _OperatorMode(TorchDispatchMode):
+    """Runs each operator and records it."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if any(kind not in _PLAIN for kind in types):
+            return NotImplemented  # a subclass unwraps itself; its plain tensors come by again
+        recording, kwargs, op = self._recording, kwargs or {}, func
+        if op._can_decompose():  # noqa: SLF001  # under inference mode composites arrive whole
+            with self:
+                result = op.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if has_python_kernel(op, "cpu"):
+            # Its Python must not run at a replay, so what it calls is recorded in its place.
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+            dispatch, functions = recording.modes()
+            with dispatch, functions:
+                return op.redispatch(keys, *args, **kwargs)
+        self._check(op, args, kwargs)
+        written = [
+            t for t in written_tensors(op, args, kwargs) if t.device.type == "cpu" and t.numel()
+        ]
+        if resizes(op):
+            if not recording.knows(args[0]):
+                recording.refuse(
+                    op,
+                    "another size or storage for a tensor from outside the forward",
+                    why="Captured addresses must stay",
+                    remedy="Allocate it at its final size before the capture",
+                )
+            return op(*args, **kwargs)
+        self._check_outs(op, args, kwargs)
+        if torch.Tag.inplace_view in op.tags:
+            return op(*args, **kwargs)  # changes a view's shape, no memory
+        for tensor in written:
+            recording.write(op, tensor)
+        result = op(*args, **kwargs)
+        recording.record(op, args, kwargs, result, written)
+        return result
+
+    def _check(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recording = self._recording
+        need = host_need(op, args, kwargs, host_scalar=recording.host_scalar)
+        if need is not None:
+            recording.refuse(op, need)
+        for tensor in _flat((args, tuple(kwargs.values()))):
+            if tensor.device.type not in ("cpu", "meta") or tensor.layout is not torch.strided:
+                recording.refuse(op, f"a {tensor.layout} tensor on {tensor.device}")
+        for generator in generators_in(args, kwargs):
+            if not recording.may_draw(generator):
+                recording.refuse(
+                    op,
+                    "a generator that is not registered",
+                    why="Its state could not be kept apart from the capture",
+                    remedy="Name it when the backend is made: generators=[...]",
+                )
+
+    def _check_outs(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse an ``out=`` that the operator would resize, before it is too late."""
+        recording = self._recording
+        names = [a.name for a in op._schema.arguments if a.is_out]  # noqa: SLF001
+        outs = {n: kwargs[n] for n in names if isinstance(kwargs.get(n), Tensor)}
+        if all(recording.knows(out) for out in outs.values()):
+            return
+        trial = {name: out.detach().clone() for name, out in outs.items()}
+        op(*args, **{**kwargs, **trial})
+        if any(trial[name].shape != out.shape for name, out in outs.items()):
+            recording.refuse(
+                op,
+                "an out= tensor of another shape",
+                why="It would be resized, and captured addresses must stay",
+                remedy="Allocate it at its final size before the capture",
+            )
+
+
+class _FunctionMode(TorchFunctionMode):
+    """Refuses what reads a tensor on the host without an operator."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],  # noqa: ARG002
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        recording = self._recording
+        if isinstance(func, Overload):  # called from the operator mode
+            return func(*args, **(kwargs or {}))
+        before = recording.calling, recording.host_scalar
+        recording.calling = func
+        need = _HOST_READS.get(func)
+        if need is not None:
+            recording.refuse(func, need)
+        # x[i] = 1.0 fills on the device, though PyTorch makes a tensor of the number first
+        recording.host_scalar = (
+            func == Tensor.__setitem__
+            and isinstance(args[2], (bool, int, float, complex))
+            and not _from_host(args[1])
+        )
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            recording.calling, recording.host_scalar = before
+
+
+class _Recompute:
+    """Calls an operator again and copies its results to where they were when recorded."""
+
+    __slots__ = ("_call", "_op", "_targets")
+
+    def __init__(
+        self, op: Overload, call: Callable[[], Any], targets: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        self._op = op
+        self._call = call
+        self._targets = targets
+
+    def __call__(self) -> None:
+        results = list(_flat(self._call()))
+        for place, target in self._targets:
+            result = results[place]
+            if result.shape != target.shape:
+                raise CaptureError(
+                    f"replay of {self._op}",
+                    expected=f"shape {tuple(target.shape)} as when captured",
+                    got=f"{tuple(result.shape)}",
+                    consequence="A shape that depends on the data cannot be captured",
+                    remedy="Make the operator return one shape whatever the data",
+                )
+            _once(target).copy_(_once(result))
+
+
+def _out_of(op: Overload, targets: list[Tensor]) -> tuple[Overload, dict[str, Tensor]] | None:
+    found = out_overload(op)
+    # An expanded result cannot be an out= tensor: several of its elements share memory.
+    if found is None or any(_once(target) is not target for target in targets):
+        return None
+    out_op, names = found
+    return out_op, dict(zip(names, targets, strict=True))
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a view with every element of an expanded tensor once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _flat(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flat(item)
+
+
+def _frozen(value: Any) -> Any:
+    """Copy arguments so that nothing the caller does to its own objects later shows.
+
+    A tensor becomes another tensor object on the same memory: ``x.data = y`` after the capture
+    moves ``x``, and not what was captured.
+    """
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, list):
+        return [_frozen(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return value
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    # data_ptr() is no identity: it is 0 for every empty storage.
+    return storage._cdata  # noqa: SLF001
+
+
+def _extent(tensor: Tensor) -> tuple[int, int] | None:
+    if tensor.numel() == 0 or tensor.device.type != "cpu":
+        return None
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _poison_byte(dtype: torch.dtype) -> int:
+    if dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        return 0x80
+    if dtype.is_floating_point or dtype.is_complex:
+        return 0xFF
+    return 0x01 if dtype is torch.bool else 0xA5
+
+
+def _from_host(index: Any) -> bool:
+    if isinstance(index, tuple):
+        return any(_from_host(item) for item in index)
+    return isinstance(index, (list, range)) or (
+        hasattr(index, "__array__") and not isinstance(index, Tensor)
+    )
+
+
+def _name(function: Any) -> str:
+    return resolve_name(function) or getattr(function, "__qualname__", repr(function))

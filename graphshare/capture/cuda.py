@@ -1,0 +1,292 @@
+"""The capture backend of CUDA devices: ``torch.cuda.CUDAGraph``, one memory pool, one side stream.
+
+What it cannot see: a forward that writes its attention state (the tape can).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from graphshare.capture._graph_memory import GraphMemory, memory_for, quiet
+from graphshare.errors import CaptureError, ReleasedStateError
+
+__all__ = ["CudaBackend", "CudaGraph"]
+
+_ERROR_MODES = ("global", "thread_local", "relaxed")
+
+
+class CudaGraph:
+    """A captured forward; see :class:`~graphshare.capture.protocol.CapturedGraph`.
+
+    Attributes:
+        outputs: What the forward returned; garbage until the first replay.
+        nbytes: Bytes by which the memory pool grew. The driver's own memory for the graph is not
+            in it.
+        replay: Launches the graph on the current stream of its device. An attribute rather than
+            a method: it is the launch itself, with nothing before it.
+        graph: The ``torch.cuda.CUDAGraph``, or ``None`` once released.
+    """
+
+    outputs: Any
+    nbytes: int
+    replay: Callable[[], None]
+    graph: torch.cuda.CUDAGraph | None
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        outputs: Any,
+        nbytes: int,
+        device: torch.device,
+        memory: GraphMemory,
+    ) -> None:
+        self.graph = graph
+        self.outputs = outputs
+        self.nbytes = nbytes
+        self.replay = graph.replay
+        self._device = device
+        self._memory = memory  # keeps the pool alive, and the cuBLAS workspace
+
+    def release(self) -> None:
+        """Destroy the graph and drop its outputs; waits for replays under way."""
+        graph, self.graph = self.graph, None
+        if graph is None:
+            return
+        self.replay = _replay_released
+        self.outputs = None
+        with torch.cuda.device(self._device):
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize()
+            graph.reset()
+        self._memory.trim()
+
+
+class CudaBackend:
+    """Captures CUDA graphs on one device.
+
+    All of a backend's graphs share one memory pool and one side stream: replays of them may not
+    overlap, and the outputs of one last until the next replay of any.
+
+    Args:
+        device: A CUDA device.
+        memory_pool: A ``torch.cuda.MemPool`` or ``torch.cuda.graph_pool_handle()`` to capture
+            into, or ``None`` for one of its own. Backends given the same one share its memory
+            and the side stream; a pool of its own returns its memory with the last graph.
+        inspectable: Keep the graph beside its executable form, for
+            ``CUDAGraph.raw_cuda_graph()``; costs host memory.
+        capture_error_mode: What the driver refuses while a capture is under way.
+            ``"thread_local"``, the default, refuses what *this* thread may not do.
+            ``"global"``, PyTorch's default, also fails calls of other threads, such as an
+            allocation of a data loader or an event query of the NCCL watchdog, which neither
+            enter the graph nor harm it; and such a call spoils the capture. ``"relaxed"`` lets
+            unsafe calls of this thread pass, and a graph that lacks them.
+        generators: Generators of this device, besides its default one, that forwards draw from.
+
+    Raises:
+        RuntimeError: There is no CUDA device.
+        ValueError: Not a CUDA device, an unknown mode, or a generator of another device.
+    """
+
+    name: str = "cuda"
+    device: torch.device
+
+    def __init__(
+        self,
+        device: torch.device | str = "cuda",
+        *,
+        memory_pool: Any = None,
+        inspectable: bool = False,
+        capture_error_mode: Literal["global", "thread_local", "relaxed"] = "thread_local",
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        resolved = torch.device(device)
+        if resolved.type != "cuda":
+            raise ValueError(f"device: CUDA graphs need a CUDA device, got {resolved}")
+        if capture_error_mode not in _ERROR_MODES:
+            raise ValueError(
+                f"capture_error_mode: expected one of {', '.join(_ERROR_MODES)}, "
+                f"got {capture_error_mode!r}"
+            )
+        if not torch.cuda.is_available():
+            raise RuntimeError("device: CUDA graphs need a CUDA device, and torch finds none")
+        if resolved.index is None:
+            resolved = torch.device("cuda", torch.cuda.current_device())
+        for generator in generators:
+            if generator.device != resolved:
+                raise ValueError(
+                    f"generators: expected generators of {resolved}, got one of {generator.device}"
+                )
+        self.device = resolved
+        self._inspectable = inspectable
+        self._mode = capture_error_mode
+        self._generators = tuple(generators)
+        self._depth = 0
+        self._memory = memory_for(resolved, memory_pool)
+
+    def session(self) -> AbstractContextManager[None]:
+        """Bracket warmups and captures: collect garbage and empty the cache, once."""
+        return self._session()
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[None]:
+        if self._depth == 0:
+            with torch.cuda.device(self.device):
+                self._refuse_nesting()
+                # Before every capture this would cost seconds: memory for the pool is what it is
+                # for, and within a session only warmups make garbage.
+                torch.cuda.synchronize()
+                gc.collect()
+                torch.cuda.empty_cache()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def warmup(self, forward: Callable[[], Any]) -> Any:
+        """Run ``forward`` on the side stream, ordered after and before the current stream.
+
+        Raises:
+            CaptureError: ``forward`` raised.
+        """
+        with self.session(), self._on_side_stream():
+            try:
+                return forward()
+            except Exception as error:
+                raise _failed("warmup", error) from error
+
+    def capture(
+        self, forward: Callable[[], Any], *, protected: Sequence[torch.Tensor] = ()
+    ) -> CudaGraph:
+        """Capture one call of ``forward`` on the side stream.
+
+        Args:
+            forward: Takes nothing, returns any nest.
+            protected: Ignored: no write of a kernel can be seen.
+
+        Raises:
+            CaptureError: ``forward`` raised or did what a capture forbids. The stream, the
+                generators and the pool are as before; tensors that the exception's traceback
+                refers to free their memory with it.
+        """
+        del protected
+        with self.session(), torch.cuda.device(self.device):
+            self._refuse_nesting()
+            memory = self._memory
+            graph = torch.cuda.CUDAGraph(keep_graph=self._inspectable)
+            for generator in self._generators:
+                graph.register_generator_state(generator)
+            reserved_bytes, uses = memory.reserved_bytes, memory.uses()
+            attempt = _Attempt(graph)
+            try:
+                with self._on_side_stream(), _no_collection():
+                    outputs = attempt.run(forward, memory, self._mode)
+                if self._inspectable:
+                    graph.instantiate()
+            except BaseException as error:
+                memory.reclaim(
+                    graph,
+                    uses_before=uses,
+                    ended=attempt.ended,
+                    generators=self._generators,
+                )
+                if isinstance(error, CaptureError) or not isinstance(error, Exception):
+                    raise
+                raise _failed("capture", error) from error
+            nbytes = memory.reserved_bytes - reserved_bytes
+            return CudaGraph(graph, outputs, nbytes, self.device, memory)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
+
+    def _refuse_nesting(self) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError(
+                "capture inside a capture",
+                expected="a stream that is not capturing",
+                got="one that is",
+                remedy="Capture the two forwards one after the other",
+            )
+
+    @contextlib.contextmanager
+    def _on_side_stream(self) -> Iterator[None]:
+        with torch.cuda.device(self.device):
+            current, side = torch.cuda.current_stream(), self._memory.stream
+            self._memory.prepare()
+            side.wait_stream(current)  # what the state's owner has just written
+            try:
+                with torch.cuda.stream(side):
+                    yield
+            finally:
+                current.wait_stream(side)
+
+
+class _Attempt:
+    """One capture from begin to end.
+
+    Attributes:
+        ended: Whether PyTorch brought the capture to its end.
+    """
+
+    ended: bool
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.ended = False
+        self._graph = graph
+
+    def run(self, forward: Callable[[], Any], memory: GraphMemory, mode: str) -> Any:
+        self._graph.capture_begin(pool=memory.pool_id, capture_error_mode=mode)
+        try:
+            outputs = forward()
+        except BaseException:
+            # The capture must end on this stream whatever happened, or the stream stays in it.
+            torch.cuda.set_stream(memory.stream)
+            with quiet(), contextlib.suppress(RuntimeError):
+                self._graph.capture_end()
+                self.ended = True
+            raise
+        torch.cuda.set_stream(memory.stream)
+        try:
+            self._graph.capture_end()
+        except Exception as error:
+            raise CaptureError(
+                "the forward did what a capture forbids, and went on",
+                got=str(error).splitlines()[0],
+                expected="work that stays on the device",
+                consequence="The graph is void",
+                remedy="Look for a swallowed exception, or a side stream that was not joined",
+            ) from error
+        self.ended = True
+        return outputs
+
+
+def _failed(what: str, error: Exception) -> CaptureError:
+    return CaptureError(
+        f"{what}: the forward raised {type(error).__name__}: {error}",
+        consequence="Nothing was captured, and what was captured before is as it was",
+    )
+
+
+def _replay_released() -> NoReturn:
+    raise ReleasedStateError(
+        "replay of a CUDA graph", expected="a captured graph", got="one that was released"
+    )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    # A collection may free a dead memory pool, and cudaFree voids a capture.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,193 @@
+"""The capture backend of the CPU: operators are recorded with their tensors, and run again.
+
+What it cannot show, because nothing that PyTorch offers on a CPU sees it:
+
+* writes and reads from C: a kernel that is handed ``data_ptr()``, NumPy memory that was shared
+  before the capture, code that ``torch.compile`` made, other threads;
+* reuse of memory between graphs: each tape keeps all its intermediate results, so outputs stay
+  valid where another graph's replay would overwrite them on a GPU;
+* races between kernels or streams, and reads out of bounds (the CPU operators raise);
+* which tensors are on the host: every CPU tensor counts as one on the device, so ``x.to("cpu")``
+  and an index tensor that lives on the host pass here, and fail in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from graphshare.capture._recording import Recording
+from graphshare.errors import CaptureError, ReleasedStateError
+
+__all__ = ["TapeBackend", "TapeGraph"]
+
+
+class _Active(threading.local):
+    recording: bool = False
+
+
+_active = _Active()
+
+
+class TapeGraph:
+    """A recorded forward; see :class:`~graphshare.capture.protocol.CapturedGraph`.
+
+    Replays run below autograd: outputs that require gradients keep the history of the recording,
+    and backpropagating through them after a replay raises, since their values have changed.
+    """
+
+    outputs: Any
+    nbytes: int
+
+    def __init__(self, outputs: Any, recording: Recording) -> None:
+        self.outputs = outputs
+        self.nbytes = recording.nbytes
+        self._steps: list[Callable[[], Any]] | None = recording.steps
+
+    def replay(self) -> None:
+        """Run the recorded operators again into the same memory.
+
+        Raises:
+            ReleasedStateError: The tape was released.
+            CaptureError: A recording is under way on this thread. A CUDA graph cannot be
+                launched into a capture either.
+        """
+        steps = self._steps
+        if steps is None:
+            raise ReleasedStateError(
+                "replay of a tape", expected="a captured graph", got="one that was released"
+            )
+        if _active.recording:
+            raise CaptureError(
+                "replay of a tape inside a capture",
+                consequence="The captured graph would not contain it",
+                remedy="Call the forward itself, or replay before the capture",
+            )
+        with _bare():
+            for step in steps:
+                step()
+
+    def release(self) -> None:
+        """Drop the recorded operators and the outputs."""
+        self._steps = None
+        self.outputs = None
+
+
+class TapeBackend:
+    """Captures on the CPU.
+
+    Args:
+        device: The CPU.
+        generators: Generators, besides the default one, that forwards draw from.
+    """
+
+    name: str = "tape"
+    device: torch.device
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        self.device = torch.device(device)
+        if self.device.type != "cpu":
+            raise ValueError(f"device: the tape runs on the CPU, got {self.device}")
+        self._generators = (torch.default_generator, *generators)
+        if any(generator.device.type != "cpu" for generator in generators):
+            raise ValueError("generators: the tape needs generators of the CPU")
+
+    def session(self) -> AbstractContextManager[None]:
+        """Do nothing: the tape has no stream and no memory pool."""
+        return contextlib.nullcontext()
+
+    def warmup(self, forward: Callable[[], Any]) -> Any:
+        """Run ``forward`` and return what it returns.
+
+        Raises:
+            CaptureError: ``forward`` raised.
+        """
+        try:
+            return forward()
+        except Exception as error:
+            raise failed("warmup", error) from error
+
+    def capture(
+        self, forward: Callable[[], Any], *, protected: Sequence[torch.Tensor] = ()
+    ) -> TapeGraph:
+        """Record one call of ``forward``.
+
+        Args:
+            forward: Takes nothing, returns any nest.
+            protected: Tensors that it may not write.
+
+        Raises:
+            CaptureError: ``forward`` raised, wrote into ``protected``, or did what a capture
+                forbids; every buffer and generator is as before.
+        """
+        if _active.recording:
+            raise CaptureError(
+                "capture inside a capture",
+                expected="one recording on a thread",
+                got="a second one",
+                remedy="Capture the two forwards one after the other",
+            )
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+            raise CaptureError(
+                "capture under a TorchDispatchMode",
+                consequence="What the mode does to operators would not be done at a replay",
+                remedy="Leave the mode before the capture",
+            )
+        recording = Recording(self._generators, protected)
+        _active.recording = True
+        try:
+            outputs = recording.run(forward)
+            # A refusal that the forward swallowed is one still: a GPU's capture is void by then.
+            if recording.refusal is not None:
+                raise recording.refusal
+        except Exception as error:
+            refusal = recording.refusal
+            recording.clear()
+            if refusal is None:
+                raise failed("capture", error) from error
+            if refusal is error:
+                raise
+            raise refusal from error
+        except BaseException:
+            recording.clear()
+            raise
+        finally:
+            _active.recording = False
+        with _bare():
+            recording.poison()
+        return TapeGraph(outputs, recording)
+
+    def synchronize(self) -> None:
+        """Do nothing: operators on a CPU have run when they return."""
+
+
+def failed(what: str, error: Exception) -> CaptureError:
+    """Make the error for a forward that raised."""
+    return CaptureError(
+        f"{what}: the forward raised {type(error).__name__}: {error}",
+        consequence="Nothing was captured, and what was captured before is as it was",
+    )
+
+
+@contextlib.contextmanager
+def _bare() -> Iterator[None]:
+    """Run operators with nothing around them: no autograd, autocast, modes or subclasses."""
+    with contextlib.ExitStack() as stack:
+        # In inference mode ordinary tensors and inference tensors may both be written.
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+            stack.enter_context(torch._C._DisableTorchDispatch())  # noqa: SLF001
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        yield

@@ -1,0 +1,69 @@
+"""The state of a captured graph: its layout, and the check that a rebuild kept it.
+
+A state is any nest of tensors and host values. A capture bakes in where its tensors lie and what
+its host values are; a later build must return the same, in containers that may be new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from graphshare.state.checker import LayoutChecker
+from graphshare.state.layout import Layout, compare, layout_of
+from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
+from graphshare.state.nest import labelled, unroll, walk
+from graphshare.state.nodes import is_on
+from graphshare.state.rules import Rule, RuleSet, check_rules
+
+__all__ = [
+    "AttentionState",
+    "HostLeaf",
+    "Layout",
+    "LayoutChecker",
+    "LayoutDifference",
+    "Rule",
+    "TensorLeaf",
+    "check_rules",
+    "compare",
+    "device_tensors",
+    "layout_of",
+    "walk",
+]
+
+
+class AttentionState(NamedTuple):
+    """What a forward reads besides its inputs.
+
+    Attributes:
+        attn_metadata: The attention backend's metadata: one object, or one for each layer.
+        slot_mappings: Where each token's key and value go in the cache: one tensor, or one for
+            each layer or cache group.
+    """
+
+    attn_metadata: Any
+    slot_mappings: Any = None
+
+
+def device_tensors(
+    state: Any, device: torch.device | str, rules: Mapping[str, str] | None = None
+) -> list[torch.Tensor]:
+    """Each distinct tensor of ``state`` on ``device``, in the order of the walk.
+
+    Args:
+        state: Any nest of tensors and host values.
+        device: The pool's device.
+        rules: As ``StateOwner.host_values``: a tensor that is ``any`` on each of its paths is
+            left out.
+
+    Raises:
+        ValueError: A rule is unknown, or there are more than a million leaves.
+    """
+    place = torch.device(device)
+    found: dict[int, torch.Tensor] = {}
+    for _, value, rule in unroll(state, labelled, RuleSet(rules)):
+        if rule != "any" and isinstance(value, torch.Tensor) and is_on(value.device, place):
+            found.setdefault(id(value), value)
+    return list(found.values())

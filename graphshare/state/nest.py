@@ -1,0 +1,256 @@
+"""What a nest is made of: which values are containers, which are leaves, and its paths."""
+
+from __future__ import annotations
+
+import enum
+import os
+import struct
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from graphshare.state.rules import RuleSet
+
+__all__ = ["Kind", "Shape", "Step", "children", "label", "shape_of", "unroll", "walk"]
+
+MAX_LEAVES = 1 << 20
+"""Most leaves, counted once for each path, that a state may have."""
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_POINTER_BYTES = struct.calcsize("P")
+_VALUES: tuple[type, ...] = (
+    *(bool, int, float, complex, str, bytes, bytearray, set, frozenset, range, slice),
+    *(type(None), type(...), type(NotImplemented), enum.Enum, os.PathLike),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
+
+
+class Kind(enum.Enum):
+    """How a value is taken apart."""
+
+    TENSOR = enum.auto()
+    VALUE = enum.auto()  # a leaf
+    SEQUENCE = enum.auto()
+    MAPPING = enum.auto()
+    OBJECT = enum.auto()
+
+
+class Shape(NamedTuple):
+    """How values of one type are taken apart.
+
+    Attributes:
+        kind: What the type is.
+        has_dict: Whether instances have a ``__dict__`` of attributes.
+        slots: Name and descriptor of each slot.
+        fields: Names of the items, of a named tuple.
+    """
+
+    kind: Kind
+    has_dict: bool = False
+    slots: tuple[tuple[str, types.MemberDescriptorType], ...] = ()
+    fields: tuple[str, ...] = ()
+
+
+class Step(NamedTuple):
+    """One step down: to the item ``key``, the value under ``key``, or the attribute ``key``.
+
+    Two steps are equal when Python takes their keys for the same one, as a dict does.
+    """
+
+    how: str  # "item", "key", "attr" or "slot"
+    key: Any
+
+
+def _is_written_in_python(cls: type) -> bool:
+    # The first type on top of `object` decides the memory layout. A class statement leaves
+    # `__slots__` or `__dict__` in it, and room for slots, `__dict__` and `__weakref__` alone;
+    # an extension type keeps state there that no walk can see.
+    base = cls
+    while base.__base__ is not None and base.__base__ is not object:
+        base = base.__base__
+    members = sum(isinstance(value, types.MemberDescriptorType) for value in vars(base).values())
+    return (
+        bool(base.__flags__ & _HEAP_TYPE)
+        and ("__slots__" in vars(base) or "__dict__" in vars(base))
+        and base.__basicsize__ <= object.__basicsize__ + _POINTER_BYTES * (members + 2)
+    )
+
+
+def _slots(cls: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
+    found: dict[str, types.MemberDescriptorType] = {}
+    for base in cls.__mro__:
+        if "__slots__" in vars(base):
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    found.setdefault(name, member)
+    return tuple(found.items())
+
+
+@lru_cache(maxsize=1024)
+def shape_of(cls: type) -> Shape:
+    """How values of type ``cls`` are taken apart."""
+    if issubclass(cls, torch.Tensor):
+        return Shape(Kind.TENSOR)
+    if issubclass(cls, _VALUES):
+        return Shape(Kind.VALUE)
+    attributes = bool(getattr(cls, "__dictoffset__", 0)), _slots(cls)
+    if issubclass(cls, (tuple, list, deque)):
+        fields = getattr(cls, "_fields", ()) if issubclass(cls, tuple) else ()
+        return Shape(Kind.SEQUENCE, *attributes, fields=tuple(fields))
+    if issubclass(cls, (dict, types.MappingProxyType)):
+        return Shape(Kind.MAPPING, *attributes)
+    if issubclass(cls, types.SimpleNamespace):
+        return Shape(Kind.OBJECT, *attributes)
+    called = any("__call__" in vars(base) for base in cls.__mro__)
+    if called or issubclass(cls, type) or not _is_written_in_python(cls):
+        return Shape(Kind.VALUE)
+    return Shape(Kind.OBJECT, *attributes)
+
+
+class _Missing(enum.Enum):
+    MISSING = enum.auto()
+
+
+MISSING: Any = _Missing.MISSING
+"""What an unset slot or an absent key gives."""
+
+# The raw access of the built-in types: what a subclass overrides may compute, copy or insert.
+_ITERATE: tuple[tuple[type, Callable[[Any], Iterator[Any]]], ...] = (
+    (tuple, tuple.__iter__),
+    (list, list.__iter__),
+    (deque, deque.__iter__),
+)
+
+
+def iterate_of(cls: type) -> Callable[[Any], Iterator[Any]]:
+    """The built-in iteration over values of a sequence type."""
+    return next(iterate for base, iterate in _ITERATE if issubclass(cls, base))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes in ``value.__dict__``, whatever its class does with attribute access."""
+    return object.__getattribute__(value, "__dict__")
+
+
+def slot_of(member: types.MemberDescriptorType, value: Any) -> Any:
+    """What the slot holds, or :data:`MISSING`."""
+    try:
+        return member.__get__(value, type(value))
+    except AttributeError:
+        return MISSING
+
+
+def children(value: Any) -> Iterable[tuple[Step, Any]] | None:
+    """The steps down from a container and what they lead to; ``None`` for a leaf.
+
+    No property, no ``__getattr__`` and no overridden access of a subclass runs.
+    """
+    cls = type(value)
+    shape = shape_of(cls)
+    if shape.kind is Kind.TENSOR or shape.kind is Kind.VALUE:
+        return None
+    found: list[tuple[Step, Any]] = []
+    if shape.kind is Kind.SEQUENCE:
+        found.extend((Step("item", i), item) for i, item in enumerate(iterate_of(cls)(value)))
+    elif shape.kind is Kind.MAPPING:
+        items = dict.items(value) if isinstance(value, dict) else value.items()
+        found.extend((Step("key", key), item) for key, item in items)
+    if shape.has_dict:
+        found.extend((Step("attr", name), item) for name, item in attributes_of(value).items())
+    for name, member in shape.slots:
+        item = slot_of(member, value)
+        if item is not MISSING:
+            found.append((Step("slot", name), item))
+    return found
+
+
+def label(cls: type, step: Step) -> str:
+    """How a step down from a container of type ``cls`` reads in a path."""
+    if step.how == "item":
+        fields = shape_of(cls).fields
+        return fields[step.key] if step.key < len(fields) else str(step.key)
+    return str(step.key)
+
+
+_T = TypeVar("_T")
+
+
+def unroll(
+    root: _T,
+    below: Callable[[_T], Iterable[tuple[str, _T]] | None],
+    rules: RuleSet,
+) -> Iterator[tuple[str, _T, str]]:
+    """Every leaf as ``(path, leaf, rule)``, once for each path that leads to it.
+
+    A container that is inside itself is not entered again.
+
+    Args:
+        root: Where to start, at path ``""``.
+        below: Labels and values one step down, or ``None`` for a leaf.
+        rules: Containers in which all is ``any`` are passed by.
+
+    Raises:
+        ValueError: There are more than :data:`MAX_LEAVES` leaves.
+    """
+    count = 0
+    path, index = "", rules.ceiling
+    around: set[int] = set()
+    # `None` for a label closes the container: a stack, since nests may be deeper than Python's.
+    stack: list[tuple[str, str | None, _T, int]] = [("", "", root, index)]
+    while stack:
+        prefix, name, value, index = stack.pop()
+        if name is None:
+            around.discard(id(value))
+            continue
+        path = f"{prefix}.{name}" if prefix else name
+        inside = below(value)
+        if inside is None:
+            count += 1
+            if count > MAX_LEAVES:
+                raise ValueError(
+                    f"state: expected at most {MAX_LEAVES} leaves, got more, at path "
+                    f"{path[:200]!r}. It seems to reach into the engine, or shares its parts "
+                    "many times over. Return only what the forward reads."
+                )
+            yield path, value, rules.rule(path, index)
+            continue
+        if id(value) in around:
+            continue
+        if rules:
+            index = rules.within(path, index)
+            if rules.leaves_out(index):
+                continue
+        around.add(id(value))
+        stack.append(("", None, value, 0))
+        stack.extend((path, name, item, index) for name, item in reversed(list(inside)))
+
+
+_NO_RULES = RuleSet()
+
+
+def labelled(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """As :func:`children`, with labels for steps."""
+    found = children(value)
+    if found is None:
+        return None
+    cls = type(value)
+    return [(label(cls, step), item) for step, item in found]
+
+
+def walk(state: Any) -> Iterator[tuple[str, Any]]:
+    """Every leaf of ``state`` with its path, once for each path that leads to it.
+
+    Containers are dataclasses, named tuples, dicts, lists, tuples, deques and plain objects with
+    ``__dict__`` or ``__slots__``; all else is a leaf. A path has the names of attributes and
+    fields, ``str()`` of dict keys and the indices of items, with dots between; a root that is a
+    leaf has path ``""``. A container inside itself is not entered again.
+
+    Raises:
+        ValueError: There are more than a million leaves.
+    """
+    for path, value, _ in unroll(state, labelled, _NO_RULES):
+        yield path, value

@@ -17,8 +17,8 @@ import contextlib
 import functools
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Generator, Iterable
+from typing import Any, cast
 
 import torch
 
@@ -87,11 +87,11 @@ class GraphMemory:
                 self._handle = (int(given[0]), int(given[1]))
                 # Without a user, the pool behind a handle goes with its last graph, and a capture
                 # into it while outputs still live there stops the process.
-                torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, self._handle)  # noqa: SLF001
-                torch._C._cuda_endAllocateToPool(device.index, self._handle)  # noqa: SLF001
+                torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, self._handle)
+                torch._C._cuda_endAllocateToPool(device.index, self._handle)
                 weakref.finalize(
                     self,
-                    torch._C._cuda_releasePool,  # noqa: SLF001
+                    torch._C._cuda_releasePool,
                     device.index,
                     self._handle,
                 ).atexit = False
@@ -104,7 +104,7 @@ class GraphMemory:
                 self.stream = torch.cuda.Stream(device)  # this one's lies elsewhere already
 
     @property
-    def pool_id(self) -> tuple[int, int]:
+    def pool_id(self) -> Any:
         """What ``CUDAGraph.capture_begin`` calls the pool."""
         return self._pool.id if self._pool is not None else self._handle or (0, 0)
 
@@ -150,7 +150,7 @@ class GraphMemory:
         if not ended:
             _abandoned.append(graph)
             with contextlib.suppress(RuntimeError):  # already ended, say newer versions
-                torch._C._cuda_endAllocateToPool(index, self.pool_id)  # noqa: SLF001
+                torch._C._cuda_endAllocateToPool(index, self.pool_id)
         graph.reset()
         uses = self.uses()
         if uses is not None and uses_before is not None:
@@ -158,7 +158,7 @@ class GraphMemory:
         else:
             leaked = 0 if ended or _reset_releases_failed_captures(index) else 1
         for _ in range(leaked):
-            torch._C._cuda_releasePool(index, self.pool_id)  # noqa: SLF001
+            torch._C._cuda_releasePool(index, self.pool_id)
         if not ended:
             _leave_capture_mode(self._device, self.stream, generators)
         self.trim()
@@ -203,23 +203,23 @@ def _reset_releases_failed_captures(index: int) -> bool:
     pool = torch.cuda.MemPool()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream(index)), quiet():
-        graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
+        graph.capture_begin(pool=cast("Any", pool.id), capture_error_mode="thread_local")
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(index)  # forbidden in a capture, and harmless
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
     _abandoned.append(graph)
     with contextlib.suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(index, pool.id)  # noqa: SLF001
+        torch._C._cuda_endAllocateToPool(index, pool.id)
     graph.reset()
     released = pool.use_count() == 1
     if not released:
-        torch._C._cuda_releasePool(index, pool.id)  # noqa: SLF001
+        torch._C._cuda_releasePool(index, pool.id)
     return released
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None, None, None]:
     """Hold back the warning that a graph is empty, which a failed capture's often is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -89,10 +89,10 @@ def _arguments(schema: Any) -> Iterator[tuple[_Argument, Any]]:
 
 @functools.cache
 def _written_arguments(op: OpOverload) -> tuple[_Argument, ...]:
-    unannotated = _UNANNOTATED_WRITES.get(op._schema.name, ())  # noqa: SLF001
+    unannotated = _UNANNOTATED_WRITES.get(op._schema.name, ())
     return tuple(
         place
-        for place, argument in _arguments(op._schema)  # noqa: SLF001
+        for place, argument in _arguments(op._schema)
         if (argument.alias_info is not None and argument.alias_info.is_write)
         or argument.name in unannotated
     )
@@ -124,7 +124,7 @@ def generators_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torc
 
 def resizes(op: OpOverload) -> bool:
     """Say whether the operator gives its first argument other storage or another extent."""
-    return op._schema.name in _RESIZERS  # noqa: SLF001
+    return op._schema.name in _RESIZERS
 
 
 @functools.cache
@@ -135,12 +135,12 @@ def out_overload(op: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
         The overload and the names of its output arguments in the order of the results, or
         ``None`` if there is none that takes exactly the same other arguments.
     """
-    schema = op._schema  # noqa: SLF001
+    schema = op._schema
     wanted = [(argument.name, str(argument.type)) for argument in schema.arguments]
     packet = op.overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
-        others = candidate._schema.arguments  # noqa: SLF001
+        others = candidate._schema.arguments
         outs = [a for a in others if a.is_out]
         rest = [(a.name, str(a.type)) for a in others if not a.is_out]
         if (
@@ -166,7 +166,7 @@ def host_need(
         host_scalar: Whether the value being stored is a Python number; ``x[mask] = 0.0`` then
             needs no index to be computed.
     """
-    name = op._schema.name  # noqa: SLF001
+    name = op._schema.name
     if name == "aten::index":
         return "a boolean mask as an index" if _has_mask(args[1]) else None
     if name in ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
@@ -175,7 +175,7 @@ def host_need(
         return None if host_scalar else "a tensor made of host data"
     if name == "aten::repeat_interleave":
         known = kwargs.get("output_size") is not None or (
-            op._overloadname != "Tensor" and isinstance(args[1], int)  # noqa: SLF001
+            op._overloadname != "Tensor" and isinstance(args[1], int)
         )
         return None if known else "a shape that depends on the data"
     if torch.Tag.dynamic_output_shape in op.tags:
@@ -198,8 +198,8 @@ def has_python_kernel(op: OpOverload, device_type: str) -> bool:
         return False
     # There is no public way to ask; every registration from Python is entered in this set.
     registered: Any = getattr(torch.library, "_impls", ())
-    opname = op._schema.name.split("::")[1]  # noqa: SLF001
-    overload = op._schema.overload_name  # noqa: SLF001
+    opname = op._schema.name.split("::")[1]
+    overload = op._schema.overload_name
     opname = f"{opname}.{overload}" if overload else opname
     keys = (device_type.upper(), "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     return any(f"{op.namespace}/{opname}/{key}" in registered for key in keys)

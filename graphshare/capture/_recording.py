@@ -24,6 +24,7 @@ from graphshare.capture._operators import (
     written_tensors,
 )
 from graphshare.errors import CaptureError
+from graphshare.memory import MemoryRanges
 
 __all__ = ["Recording"]
 
@@ -69,7 +70,7 @@ class Recording:
         self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.refusal: CaptureError | None = None
         self._generators = {generator: generator.get_state() for generator in generators}
-        self._protected = [extent for t in protected if (extent := _extent(t))]
+        self._protected = MemoryRanges.of(t for t in protected if t.device.type == "cpu")
         self._snapshots: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._dispatch = _OperatorMode(self)
         self._functions = _FunctionMode(self)
@@ -93,7 +94,6 @@ class Recording:
         self.steps.clear()
         self.created.clear()
         self._snapshots.clear()
-        self._protected.clear()
         self.refusal = None
         self.calling = None
 
@@ -128,8 +128,7 @@ class Recording:
 
     def write(self, op: Overload, tensor: Tensor) -> None:
         """Note that ``op`` is about to write ``tensor`` in place."""
-        extent = _extent(tensor)
-        if extent and any(start < extent[1] and extent[0] < end for start, end in self._protected):
+        if self._protected and self._protected.overlaps(MemoryRanges.of([tensor])):
             self.refuse(
                 op,
                 "a write into the attention state",
@@ -168,10 +167,10 @@ class Recording:
         for _, tensor in fresh:
             storage = tensor.untyped_storage()
             self.created.setdefault(_key(storage), (storage, tensor.dtype))
-        returns = op._schema.returns  # noqa: SLF001
+        returns = op._schema.returns
         if not fresh and not written and returns:
             return  # a view, or facts about shapes
-        if fresh and op._schema.name in _UNINITIALISED:  # noqa: SLF001
+        if fresh and op._schema.name in _UNINITIALISED:
             return
         call_args, call_kwargs = _frozen(args), _frozen(kwargs)
         if not fresh:
@@ -213,14 +212,14 @@ class _OperatorMode(TorchDispatchMode):
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a subclass unwraps itself; its plain tensors come by again
         recording, kwargs, op = self._recording, kwargs or {}, func
-        if op._can_decompose():  # noqa: SLF001  # under inference mode composites arrive whole
+        if op._can_decompose():  # under inference mode composites arrive whole
             with self:
                 result = op.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         if has_python_kernel(op, "cpu"):
             # Its Python must not run at a replay, so what it calls is recorded in its place.
-            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # noqa: SLF001
+            keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
             dispatch, functions = recording.modes()
             with dispatch, functions:
                 return op.redispatch(keys, *args, **kwargs)
@@ -266,7 +265,7 @@ class _OperatorMode(TorchDispatchMode):
     def _check_outs(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse an ``out=`` that the operator would resize, before it is too late."""
         recording = self._recording
-        names = [a.name for a in op._schema.arguments if a.is_out]  # noqa: SLF001
+        names = [a.name for a in op._schema.arguments if a.is_out]
         outs = {n: kwargs[n] for n in names if isinstance(kwargs.get(n), Tensor)}
         if all(recording.knows(out) for out in outs.values()):
             return
@@ -291,7 +290,7 @@ class _FunctionMode(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Any,
-        types: Sequence[type],  # noqa: ARG002
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -386,15 +385,7 @@ def _frozen(value: Any) -> Any:
 
 def _key(storage: torch.UntypedStorage) -> int:
     # data_ptr() is no identity: it is 0 for every empty storage.
-    return storage._cdata  # noqa: SLF001
-
-
-def _extent(tensor: Tensor) -> tuple[int, int] | None:
-    if tensor.numel() == 0 or tensor.device.type != "cpu":
-        return None
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    return storage._cdata
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

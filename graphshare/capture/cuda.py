@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NoReturn
 
@@ -134,7 +134,7 @@ class CudaBackend:
         return self._session()
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[None]:
+    def _session(self) -> Generator[None, None, None]:
         if self._depth == 0:
             with torch.cuda.device(self.device):
                 self._refuse_nesting()
@@ -216,7 +216,7 @@ class CudaBackend:
             )
 
     @contextlib.contextmanager
-    def _on_side_stream(self) -> Iterator[None]:
+    def _on_side_stream(self) -> Generator[None, None, None]:
         with torch.cuda.device(self.device):
             current, side = torch.cuda.current_stream(), self._memory.stream
             self._memory.prepare()
@@ -281,7 +281,7 @@ def _replay_released() -> NoReturn:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_collection() -> Generator[None, None, None]:
     # A collection may free a dead memory pool, and cudaFree voids a capture.
     enabled = gc.isenabled()
     gc.disable()

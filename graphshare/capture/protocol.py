@@ -43,8 +43,9 @@ class CapturedGraph(Protocol):
     outputs: Any
     nbytes: int
 
-    def replay(self) -> None:
-        """Run the captured work again, on the current stream.
+    @property
+    def replay(self) -> Callable[[], None]:
+        """Call it to run the captured work again, on the current stream.
 
         Raises:
             ReleasedStateError: The graph was released.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -137,7 +137,7 @@ class TapeBackend:
                 got="a second one",
                 remedy="Capture the two forwards one after the other",
             )
-        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+        if torch._C._len_torch_dispatch_stack():
             raise CaptureError(
                 "capture under a TorchDispatchMode",
                 consequence="What the mode does to operators would not be done at a replay",
@@ -180,14 +180,14 @@ def failed(what: str, error: Exception) -> CaptureError:
 
 
 @contextlib.contextmanager
-def _bare() -> Iterator[None]:
+def _bare() -> Generator[None, None, None]:
     """Run operators with nothing around them: no autograd, autocast, modes or subclasses."""
     with contextlib.ExitStack() as stack:
         # In inference mode ordinary tensors and inference tensors may both be written.
         stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001
-        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
-            stack.enter_context(torch._C._DisableTorchDispatch())  # noqa: SLF001
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack():
+            stack.enter_context(torch._C._DisableTorchDispatch())
         if torch.is_autocast_enabled("cpu"):
             stack.enter_context(torch.autocast("cpu", enabled=False))
         yield

@@ -25,7 +25,7 @@ from graphshare.errors import ReleasedStateError as ReleasedStateError
 from graphshare.errors import SpecMismatchError as SpecMismatchError
 from graphshare.errors import StaleStateError as StaleStateError
 from graphshare.errors import StateDifferenceError as StateDifferenceError
-from graphshare.freshness import Staleness as Staleness
+from graphshare.lease import Staleness as Staleness
 from graphshare.owner import AttentionSpec as AttentionSpec
 from graphshare.owner import Phase as Phase
 from graphshare.owner import StateOwner as StateOwner
@@ -34,6 +34,8 @@ from graphshare.sharing import SharedStates as SharedStates
 from graphshare.sharing import share_states as share_states
 from graphshare.state import AttentionState as AttentionState
 from graphshare.statistics import PoolStatistics as PoolStatistics
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AddressChangedError",
@@ -60,6 +62,7 @@ __all__ = [
     "Staleness",
     "StateDifferenceError",
     "StateOwner",
+    "__version__",
     "anything",
     "bound",
     "capture_descriptors",

@@ -72,6 +72,7 @@ class PersistentBuffer:
         self.name = name
         self.padding = padding
         self.live_rows = 0
+        self._fill = fill
         self.tensor = torch.full(sizes, fill, dtype=dtype, device=device)
         self._stages: list[_Stage] = []
         self._turn = 0
@@ -105,7 +106,7 @@ class PersistentBuffer:
         inner = source.shape[-1] if source.ndim > 1 else None
         if inner is not None and inner < self.tensor.shape[-1]:
             view[:live, ..., :inner].copy_(source, non_blocking=True)
-            view[:live, ..., inner:].fill_(0 if self.padding == "last" else self.padding)
+            view[:live, ..., inner:].fill_(self._fill)
         else:
             view[:live].copy_(source, non_blocking=True)
         self._pad(view, live)
@@ -157,7 +158,7 @@ class PersistentBuffer:
         if self.padding == "last":
             view[live:].copy_(view[live - 1 : live].expand_as(view[live:]))
         else:
-            view[live:].fill_(self.padding)
+            view[live:].fill_(self._fill)
 
     def _stage(self, source: torch.Tensor) -> torch.Tensor:
         if source.is_pinned():

@@ -14,13 +14,14 @@ import torch
 
 from graphshare.entry import Entry, View, apply_views
 from graphshare.errors import CaptureError, LazyStateError
-from graphshare.freshness import OwnerBook, Staleness, StateRecord, Why
+from graphshare.freshness import OwnerBook, StateRecord
+from graphshare.lease import Staleness, Why
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
 from graphshare.state import Layout, LayoutChecker, compare, device_tensors, layout_of
 
 if TYPE_CHECKING:
-    from graphshare.pool import GraphPool
+    from graphshare.core import PoolCore
 
 __all__ = ["Capturing"]
 
@@ -53,7 +54,7 @@ class Capturing(Generic[_K]):
     """
 
     def __init__(
-        self, pool: GraphPool[_K], keys: Sequence[_K], *, writes_state: bool, replace: bool
+        self, pool: PoolCore[_K], keys: Sequence[_K], *, writes_state: bool, replace: bool
     ) -> None:
         self._pool = pool
         self._writes_state = writes_state

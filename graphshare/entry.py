@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from graphshare.freshness import Lease, StateRecord
+from graphshare.freshness import StateRecord
+from graphshare.lease import Lease
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutChecker
 

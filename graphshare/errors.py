@@ -133,7 +133,7 @@ class StaleStateError(GraphShareError):
     """A replay, and the state is not fresh for its key.
 
     Attributes:
-        rule: Why it is stale, a :class:`graphshare.freshness.Staleness` value.
+        rule: Why it is stale, a :class:`graphshare.Staleness` value.
         written_by: ``(pool name, key)`` of who wrote over it, or ``None``.
     """
 

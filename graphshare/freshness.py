@@ -10,151 +10,24 @@ The numbered rules are those of the documentation's page on freshness.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 import torch
 
+from graphshare.lease import NEVER, Lease, Staleness, Why, Writer
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
 from graphshare.state import LayoutChecker, device_tensors
 from graphshare.statistics import Tally
 
-__all__ = ["Lease", "Ledger", "OwnerBook", "Staleness", "StateRecord", "Why", "ledger_for"]
+__all__ = ["Ledger", "OwnerBook", "StateRecord", "ledger_for"]
 
-UNLIMITED = 1 << 62
 _EMPTY = MemoryRanges.of(())
 _MEMO_LIMIT = 4096
 _serials = itertools.count(1)
-
-
-class Staleness(str, enum.Enum):
-    """Why a state is not fresh."""
-
-    NEVER_REFRESHED = "never refreshed"
-    """Captured, and not built for a batch since (rule 1)."""
-    BUILT_FOR_CAPTURE = "built for a warmup or capture"
-    """Its last build was for a warmup, a capture or the check after one (rule 2)."""
-    BUILD_FAILED = "build failed"
-    """Its last build raised, or returned what the graph cannot read (rule 2)."""
-    OVERWRITTEN = "overwritten"
-    """A build for another key may have written over it (rule 2)."""
-    SUPERSEDED = "superseded"
-    """The pool refreshed more keys since than ``live_keys`` (rule 3)."""
-    USED_UP = "used up"
-    """This pool replayed ``replays_per_refresh`` times on it (rule 4)."""
-    FORWARD_WROTE = "written by a forward"
-    """A graph captured with ``writes_state=True`` ran on it (rule 5)."""
-    INVALIDATED = "invalidated"
-    """``invalidate`` or ``verify`` said so (rule 6)."""
-    RELEASED = "released"
-    """The owner's pool released it; not staleness proper, replays raise ReleasedStateError."""
-
-
-Writer = tuple[str, Hashable]
-"""``(pool name, key)``."""
-
-
-class Why(NamedTuple):
-    """A cause of staleness and who brought it about."""
-
-    rule: Staleness
-    by: Writer | None = None
-
-
-_USED_UP = Why(Staleness.USED_UP)
-_NEVER = Why(Staleness.NEVER_REFRESHED)
-
-
-class PoolClock:
-    """Which state a pool's leases were granted on last; apart from the pool to avoid a cycle."""
-
-    __slots__ = ("latest",)
-
-    def __init__(self) -> None:
-        self.latest = 0
-
-
-class Lease:
-    """One pool's allowance of replays on one state, for all of its keys on that state.
-
-    Attributes:
-        left: Replays that remain; what the hot path reads.
-        limit: Replays that a refresh grants.
-        keys: The pool's captured keys on this state.
-        borrowed: Whether the pool is not the owner's.
-        checked: Whether the pool wants its states checked at refresh.
-    """
-
-    __slots__ = (
-        "_avoided", "_granted", "_spent", "borrowed", "checked", "clock", "keys", "left", "limit",
-        "live_key", "why",
-    )  # fmt: skip
-
-    def __init__(
-        self, limit: int | None, clock: PoolClock, *, borrowed: bool, checked: bool
-    ) -> None:
-        self.limit = UNLIMITED if limit is None else limit
-        self.clock = clock
-        self.borrowed = borrowed
-        self.checked = checked
-        self.keys: list[Hashable] = []
-        self.live_key: Hashable = None
-        self.why: Why | None = _NEVER
-        self.left = self._granted = 0
-        self._spent = self._avoided = 0
-        if not checked:
-            self.left = self._granted = self.limit = UNLIMITED
-
-    def choose_live_key(self, owner_keys: Sequence[Hashable]) -> None:
-        """Of several keys on one state, prefer the one that the owner calls by the same name."""
-        named = [key for key in self.keys if key in owner_keys]
-        self.live_key = (named or self.keys)[0]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the state was released, or the loan closed; nothing revives it."""
-        return self.why is not None and self.why.rule is Staleness.RELEASED
-
-    def grant(self, serial: int) -> None:
-        """A refresh: allow ``limit`` replays again."""
-        self._settle()
-        self.left = self._granted = self.limit
-        self.why = None
-        self.clock.latest = serial
-
-    def stop(self, why: Why) -> None:
-        """Allow no further replay."""
-        if self.ended or not (self.checked or why.rule is Staleness.RELEASED):
-            return
-        self._settle()
-        self.left = self._granted = 0
-        self.why = why
-
-    def _settle(self) -> None:
-        # Counting here keeps every counter but `left` off the replay path.
-        done = self._granted - self.left
-        if done:
-            self._spent += done
-            self._avoided += self.borrowed
-
-    @property
-    def cause(self) -> Why:
-        """Why nothing is left."""
-        return self.why or _USED_UP
-
-    @property
-    def replays(self) -> int:
-        """Replays so far."""
-        return self._spent + self._granted - self.left
-
-    @property
-    def builds_avoided(self) -> int:
-        """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
-        return self._avoided + (self.borrowed and self._granted != self.left)
 
 
 class OwnerBook:
@@ -168,8 +41,9 @@ class OwnerBook:
         self._union_version = 0
 
     def add(self, record: StateRecord) -> None:
+        """Count one more state of the owner, for as long as it lives."""
         serial = record.serial
-        book = weakref.ref(self)
+        book: weakref.ref[OwnerBook] = weakref.ref(self)
 
         def forget(_: object) -> None:
             this = book()
@@ -237,14 +111,14 @@ class StateRecord:
         self.leases: list[Lease] = []
         self.intact = self.released = False
         self.wants_check = True
-        self.why: Why | None = _NEVER
+        self.why: Why | None = NEVER
         self.order: Any = None
         self._declared: MemoryRanges | None = None
         self._memo: dict[int, bool] = {}
         self._memo_version = -1
         self._forward_memo: dict[int, bool] = {}
         live, serial = ledger.live, self.serial
-        self.ref = weakref.ref(self, lambda _: live.pop(serial, None))
+        self.ref: weakref.ref[StateRecord] = weakref.ref(self, lambda _: live.pop(serial, None))
         book.add(self)
 
     def adopt(self, state: Any, device: torch.device) -> None:
@@ -349,8 +223,8 @@ class StateRecord:
             self.begin(by)  # what came back may be more than what was known before
         else:
             self.state = state
+        self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True
-        self.why = Why(Staleness.BUILT_FOR_CAPTURE, by)
         self.ledger.live[self.serial] = self.ref
         return state
 
@@ -364,7 +238,7 @@ class StateRecord:
         """A build is about to write: everything its footprint touches becomes stale (rule 2)."""
         for record in self.ledger.others(self):
             if self.overwrites(record):
-                record.spoil(Why(Staleness.OVERWRITTEN, by))
+                record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
         self.spoil(Why(Staleness.BUILD_FAILED, by))
 
     def freshen(self) -> None:
@@ -375,23 +249,24 @@ class StateRecord:
         for lease in self.leases:
             lease.grant(self.serial)
 
-    def spoil(self, why: Why) -> None:
-        """Make it stale for every pool."""
+    def spoil(self, why: Why, *, first: bool = False) -> None:
+        """Make it stale for every pool; ``first`` as in :meth:`Lease.stop`."""
         self.intact = False
-        self.why = why
+        if self.why is None or not first:
+            self.why = why
         self.ledger.live.pop(self.serial, None)
         for lease in self.leases:
-            lease.stop(why)
+            lease.stop(why, first=first)
 
     def written_by_forward(self, by: Writer, own: Lease | None) -> None:
         """A graph that writes its state is about to run (rule 5)."""
         why = Why(Staleness.FORWARD_WROTE, by)
         for lease in self.leases:
             if lease is not own:
-                lease.stop(why)
+                lease.stop(why, first=True)
         for record in self.ledger.others(self):
             if self.forward_overwrites(record):
-                record.spoil(why)
+                record.spoil(why, first=True)
 
 
 class Ledger:

@@ -7,7 +7,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from graphshare.dispatch import Dispatcher
 from graphshare.entry import Entry, View
-from graphshare.freshness import Lease, PoolClock, Staleness, StateRecord, Why, Writer
+from graphshare.freshness import StateRecord
+from graphshare.lease import Lease, PoolClock, Staleness, Why, Writer
 from graphshare.refusals import Refusals
 from graphshare.statistics import Tally
 

@@ -5,43 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from graphshare.capture import CaptureBackend, make_backend
+from graphshare.capture import CaptureBackend
 from graphshare.capturing import Capturing
-from graphshare.entry import BoundReplay, Entry
-from graphshare.freshness import (
-    Ledger,
-    OwnerBook,
-    PoolClock,
-    Staleness,
-    StateRecord,
-    Why,
-    ledger_for,
-)
-from graphshare.holdings import Holdings, Source, States
-from graphshare.ordering import StreamOrder
+from graphshare.core import Checks, Forward, PoolCore
+from graphshare.entry import BoundReplay
+from graphshare.holdings import States
+from graphshare.lease import Staleness, Why
 from graphshare.outputs import clone_outputs
 from graphshare.owner import AttentionSpec, Phase, StateOwner
 from graphshare.progress import Progress, reporting
-from graphshare.refusals import Refusals
-from graphshare.state import check_rules
-from graphshare.statistics import PoolStatistics, Tally
-
-if TYPE_CHECKING:
-    from graphshare.sharing import Loan
+from graphshare.statistics import PoolStatistics
 
 __all__ = ["GraphPool"]
 
 K = TypeVar("K", bound=Hashable)
 
-Checks = Literal["fast", "strict", "off"]
-Forward = Callable[[Any, Any], Any]
 
-
-class GraphPool(Generic[K]):
+class GraphPool(PoolCore[K]):
     """Graphs captured for batch shapes, with the state that each of them reads.
 
     Not thread-safe: one thread drives the pools of one device, as it drives the device.
@@ -91,54 +75,23 @@ class GraphPool(Generic[K]):
         inspectable: bool = False,
         backend_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if checks not in get_args(Checks):
-            raise ValueError(f"{name}: checks must be one of {get_args(Checks)}, got {checks!r}")
-        _at_least_one(name, "live_keys", live_keys)
-        if replays_per_refresh is not None:
-            _at_least_one(name, "replays_per_refresh", replays_per_refresh)
-        if owner is not None:
-            if not callable(getattr(owner, "build", None)):
-                raise TypeError(f"{name}: the owner has no method build: {owner!r}")
-            check_rules(getattr(owner, "host_values", None))
-        self.name = name
-        self.spec = spec
-        self.device = _device(device)
-        self.owner = owner
-        self.live_keys = live_keys
-        self.replays_per_refresh = replays_per_refresh
-        self.checks: Checks = checks
-        if isinstance(backend, str):
-            self.backend: CaptureBackend = make_backend(
-                backend,
-                self.device,
-                memory_pool=memory_pool,
-                inspectable=inspectable,
-                **dict(backend_options or {}),
-            )
-        else:
-            self.backend = backend
-        self.loan: Loan | None = None
-        self.tally = Tally()
-        self.refuse = Refusals(name)
-        self.ledger: Ledger = ledger_for(self.device)
-        self.clock = PoolClock()
-        self._cost = cost
-        self.holdings: Holdings[K] = Holdings(
-            self.refuse,
-            self.tally,
-            self.clock,
-            state_key=state_key,
+        super().__init__(
+            name,
+            owner=owner,
+            spec=spec,
+            device=device,
+            backend=backend,
             covers=covers,
             cost=cost,
-            limit=replays_per_refresh,
-            checked=checks != "off",
+            state_key=state_key,
+            live_keys=live_keys,
+            replays_per_refresh=replays_per_refresh,
+            checks=checks,
+            memory_pool=memory_pool,
+            inspectable=inspectable,
+            backend_options=backend_options,
         )
-        self._entries = self.holdings.entries
-        self.states: Mapping[K, Any] = States(self._entries, self.refuse)
-        self._book: OwnerBook | None = None if owner is None else self.ledger.book(owner)
-        self._fresh: list[StateRecord] = []
-        self._capturing = False
-        self.closed = False
+        self.states: Mapping[K, Any] = States(self.holdings.entries, self.refuse)
 
     def __repr__(self) -> str:
         return f"GraphPool({self.name!r}, {len(self._entries)} keys, {self.device})"
@@ -189,7 +142,7 @@ class GraphPool(Generic[K]):
             AddressChangedError: The owner returned a tensor elsewhere, or otherwise shaped.
             BakedValueChangedError: A host value breaks its rule.
         """
-        entry = self._lookup(key, "refresh")
+        entry = self.lookup(key, "refresh")
         record = entry.record
         if entry.lease.borrowed:
             raise self.refuse.ownership(
@@ -217,7 +170,7 @@ class GraphPool(Generic[K]):
         tally.refreshes += 1
         fresh = self._fresh
         if not fresh or fresh[-1] is not record:
-            self._supersede(record, key)
+            self.supersede(record, key)
 
     def replay(self, key: K, copy: bool = False) -> Any:
         """Launch the graph of ``key`` and return what its forward returned at capture.
@@ -235,7 +188,7 @@ class GraphPool(Generic[K]):
         try:
             entry = self._entries[key]
         except (KeyError, TypeError):
-            raise self._lookup_error(key, "replay") from None
+            raise self.lookup_error(key, "replay") from None
         lease = entry.lease
         if lease.left <= 0:
             raise entry.why_not(self.refuse)
@@ -249,7 +202,7 @@ class GraphPool(Generic[K]):
         Raises:
             KeyMismatchError: The key is not captured.
         """
-        return BoundReplay(self._lookup(key, "bind"), self.refuse)
+        return BoundReplay(self.lookup(key, "bind"), self.refuse)
 
     def invalidate(self, key: K | None = None) -> None:
         """Tell of a write that graphshare did not see, e.g. an eager step of the same builders.
@@ -260,7 +213,7 @@ class GraphPool(Generic[K]):
         Raises:
             KeyMismatchError: The key is not captured.
         """
-        entries = self._entries.values() if key is None else [self._lookup(key, "invalidate")]
+        entries = self._entries.values() if key is None else [self.lookup(key, "invalidate")]
         for entry in entries:
             record = entry.record
             record.begin((self.name, entry.key))
@@ -290,7 +243,7 @@ class GraphPool(Generic[K]):
             LazyStateError, AddressChangedError, BakedValueChangedError: See the guide on capture.
             CaptureError: A key is held already; or the forward failed, or did what is forbidden.
         """
-        ordered = self._ordered(keys)
+        ordered = self.ordered(keys)
         forwards = dict.fromkeys(ordered, forward)
         self._capture(ordered, forwards, writes_state, replace=False, progress=progress)
 
@@ -314,13 +267,13 @@ class GraphPool(Generic[K]):
             KeyMismatchError: A key is not captured.
             ValueError: A key was captured by the engine itself, and no forward is given.
         """
-        ordered = self._ordered(self._entries if keys is None else keys)
+        ordered = self.ordered(self._entries if keys is None else keys)
         missing = [key for key in ordered if key not in self._entries]
         if missing:
             raise self.holdings.unknown("recapture", missing)
         for writes_state in (False, True):
             group = [key for key in ordered if self._entries[key].writes_state is writes_state]
-            forwards = {key: forward or self._forward_of(key) for key in group}
+            forwards = {key: forward or self.forward_of(key) for key in group}
             if group:
                 self._capture(group, forwards, writes_state, replace=True, progress=progress)
 
@@ -337,7 +290,7 @@ class GraphPool(Generic[K]):
         Raises:
             As :meth:`capture` does.
         """
-        return Capturing(self, self._ordered(keys), writes_state=writes_state, replace=replace)
+        return Capturing(self, self.ordered(keys), writes_state=writes_state, replace=replace)
 
     def _capture(
         self,
@@ -372,73 +325,6 @@ class GraphPool(Generic[K]):
                 )
                 step(f"capture {key}")
 
-    # What a capture in progress asks of its pool.
-
-    def begin_capture(self) -> None:
-        """Refuse a capture inside another one of the same pool."""
-        if self._capturing:
-            raise RuntimeError(f"{self.name}: a capture of this pool is already in progress")
-        self._capturing = True
-
-    def end_capture(self) -> None:
-        """A capture ended, well or not."""
-        self._capturing = False
-
-    def sources(self, keys: Sequence[K], *, replace: bool) -> list[Source]:
-        """Find where the state of each key comes from.
-
-        Raises:
-            KeyMismatchError: The lender has no state for some of them; names them all.
-            OwnershipError: A key is not borrowed and the pool has no owner.
-            ReleasedStateError: The loan or the lender's state has ended.
-        """
-        found: list[Source] = []
-        missing: list[K] = []
-        if self.loan is not None:
-            # Again: the lender may have become a borrower itself since the loan was declared.
-            self.loan.check_specs(self.spec, self.refuse)
-        for key in keys:
-            if self.loan is not None and self.loan.lends(key):
-                source = self.loan.source(key, self.refuse)
-                if source is None:
-                    missing.append(key)
-                else:
-                    found.append(source)
-            elif self._book is None:
-                raise self.refuse.ownership(
-                    "capture without an owner",
-                    expected="an owner, or a lender for this key",
-                    got="neither",
-                    key=key,
-                    remedy="Give the pool an owner, or declare share_states before the capture",
-                )
-            else:
-                record = None if replace else self.holdings.own_record(key)
-                found.append(Source(key, key, record, (), borrowed=False))
-        if missing and self.loan is not None:
-            raise self.loan.no_state(missing, self.refuse)
-        return found
-
-    def new_record(self, key: K) -> StateRecord:
-        """Begin a state of this pool's owner."""
-        if self._book is None:
-            raise self.refuse.ownership(
-                "a state without an owner",
-                expected="an owner",
-                got="none",
-                key=key,
-                remedy="Give the pool an owner",
-            )
-        return StateRecord(self.ledger, self._book, self.name, key, self.tally)
-
-    def register(self, entries: Sequence[Entry[K]]) -> None:
-        """Take over what a capture made; the last step, which cannot fail."""
-        self.holdings.register(entries)
-        for entry in entries:
-            self._compose(entry)
-        self._fresh = [record for record in self._fresh if not record.released]
-        self._use_dispatcher()
-
     # Letting go.
 
     def release(self, key: K | None = None) -> None:
@@ -450,10 +336,10 @@ class GraphPool(Generic[K]):
         Raises:
             KeyMismatchError: The key is not captured.
         """
-        keys = tuple(self._entries) if key is None else (self._lookup(key, "release").key,)
+        keys = tuple(self._entries) if key is None else (self.lookup(key, "release").key,)
         self.holdings.release(keys)
         self._fresh = [record for record in self._fresh if not record.released]
-        self._use_dispatcher()
+        self.use_dispatcher()
 
     def close(self) -> None:
         """Release everything and end the pool's own loan; may be called again."""
@@ -483,99 +369,3 @@ class GraphPool(Generic[K]):
             bytes=MappingProxyType({key: each.nbytes for key, each in self._entries.items()}),
             fresh=self.holdings.fresh_keys(),
         )
-
-    # Inside.
-
-    def _lookup(self, key: K, doing: str) -> Entry[K]:
-        try:
-            return self._entries[key]
-        except (KeyError, TypeError):
-            raise self._lookup_error(key, doing) from None
-
-    def _lookup_error(self, key: K, doing: str) -> Exception:
-        if self.closed:
-            return self.refuse.released(key, f"{self.name} is closed", doing=doing)
-        return self.holdings.unknown(doing, [key])
-
-    def _ordered(self, keys: Iterable[K]) -> list[K]:
-        if self.closed:
-            raise self.refuse.released(None, f"{self.name} is closed", doing="capture")
-        if self._cost is not None:
-            cost: Callable[[Any], Any] | None = self._cost
-        else:
-            cost = getattr(type(next(iter(keys := list(keys)), None)), "cost", None)
-        unique = list(dict.fromkeys(keys))
-        # Largest first: memory that the largest needed serves the smaller ones.
-        return unique if cost is None else sorted(unique, key=cost, reverse=True)
-
-    def _forward_of(self, key: K) -> Forward:
-        forward = self._entries[key].forward
-        if forward is None:
-            raise ValueError(
-                f"{self.name}: {key} was captured by the engine's own loop; give recapture a "
-                "forward, or use capturing(keys, replace=True)"
-            )
-        return forward
-
-    def _supersede(self, record: StateRecord, key: K) -> None:
-        fresh = [each for each in self._fresh if each is not record and each.why is None]
-        while len(fresh) >= self.live_keys:
-            fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, (self.name, key)))
-        fresh.append(record)
-        self._fresh = fresh
-
-    def _use_dispatcher(self) -> None:
-        # An attribute of the instance, in front of the method: no layer between on the hot path.
-        self.dispatch = self.holdings.dispatcher.dispatch
-
-    def _compose(self, entry: Entry[K]) -> None:
-        """Put around the launch what the pool's options ask for; nothing by default."""
-        if entry.writes_state:
-            entry.launch = _writing_launch(entry, self.name)
-        if self.checks == "strict":
-            if entry.record.order is None:
-                entry.record.order = StreamOrder(self.device)
-            entry.launch = _strict_launch(entry, self.refuse)
-
-
-def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:
-    record, lease, inner, by = entry.record, entry.lease, entry.launch, (name, entry.key)
-
-    def launch() -> None:
-        record.written_by_forward(by, lease)
-        inner()
-
-    return launch
-
-
-def _strict_launch(entry: Entry[Any], refuse: Refusals) -> Callable[[], None]:
-    record, inner, key = entry.record, entry.launch, entry.key
-    order, checker = record.order, record.checker
-
-    def launch() -> None:
-        if checker is not None and not checker.matches(record.state):
-            differences = checker.differences(record.state)
-            if differences:
-                raise refuse.layout(key, differences, keys=record.keys, doing="replay")
-        order.before_replay()
-        inner()
-        order.after_replay()
-
-    return launch
-
-
-def _at_least_one(name: str, option: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: {option} must be an integer, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name}: {option} must be at least 1, got {value}")
-
-
-def _device(device: torch.device | str | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        # Tensors name the device by number; an unnumbered one would compare unequal to all.
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ Progress = Callable[[int, int, str], object]
 @contextmanager
 def reporting(
     progress: bool | Progress | None, title: str, total: int
-) -> Iterator[Callable[[str], object]]:
+) -> Generator[Callable[[str], object]]:
     """Yield a function to call after each step, with a word for what was done.
 
     Args:

@@ -15,7 +15,7 @@ from graphshare.errors import (
     ReleasedStateError,
     StaleStateError,
 )
-from graphshare.freshness import Staleness, Why
+from graphshare.lease import Staleness, Why
 from graphshare.state import LayoutDifference
 
 __all__ = ["Refusals"]

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphshare.core import PoolCore
 from graphshare.freshness import OwnerBook, StateRecord
 from graphshare.owner import Phase
-from graphshare.pool import GraphPool
-from graphshare.state import values_equal, walk
+from graphshare.state import walk
+from graphshare.state.values import same_value
 
 __all__ = ["ValueDifference", "build_own", "first_differences", "snapshot"]
 
@@ -33,7 +34,7 @@ def snapshot(state: Any, rules: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def build_own(pool: GraphPool[Any], owner: Any, key: Hashable, batch: Any) -> Any:
+def build_own(pool: PoolCore[Any], owner: Any, key: Hashable, batch: Any) -> Any:
     """Have a borrower's own owner build; whatever that writes over becomes stale."""
     book: OwnerBook = pool.ledger.book(owner)
     record = StateRecord(pool.ledger, book, pool.name, key, pool.tally)
@@ -72,7 +73,7 @@ def first_differences(
 
 def _difference(mine: Any, theirs: Any, rows: int | None) -> tuple[str, str] | None:
     if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
-        return None if values_equal(mine, theirs) else (repr(mine), repr(theirs))
+        return None if same_value(mine, theirs) else (repr(mine), repr(theirs))
     if rows is not None and mine.ndim and theirs.ndim:
         mine, theirs = mine[:rows], theirs[:rows]
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape or mine.device != theirs.device:

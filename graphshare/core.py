@@ -1,0 +1,267 @@
+"""What every part of graphshare needs of a pool: its states, keys, lender and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+
+import torch
+
+from graphshare.capture import CaptureBackend, make_backend
+from graphshare.entry import Entry
+from graphshare.freshness import Ledger, OwnerBook, StateRecord, ledger_for
+from graphshare.holdings import Holdings, Source
+from graphshare.lease import PoolClock, Staleness, Why
+from graphshare.ordering import StreamOrder
+from graphshare.owner import AttentionSpec, StateOwner
+from graphshare.refusals import Refusals
+from graphshare.state import check_rules
+from graphshare.statistics import Tally
+
+if TYPE_CHECKING:
+    from graphshare.loan import Loan
+
+__all__ = ["Checks", "Forward", "PoolCore"]
+
+K = TypeVar("K", bound=Hashable)
+
+Checks = Literal["fast", "strict", "off"]
+Forward = Callable[[Any, Any], Any]
+
+
+class PoolCore(Generic[K]):
+    """The inside of a :class:`graphshare.GraphPool`, which documents the arguments."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        owner: StateOwner | None,
+        spec: AttentionSpec | None,
+        device: torch.device | str | None,
+        backend: Literal["auto", "cuda", "tape"] | CaptureBackend,
+        covers: Callable[[K, Any], bool] | None,
+        cost: Callable[[K], Any] | None,
+        state_key: Callable[[Any], Hashable] | None,
+        live_keys: int,
+        replays_per_refresh: int | None,
+        checks: Checks,
+        memory_pool: Any,
+        inspectable: bool,
+        backend_options: Mapping[str, Any] | None,
+    ) -> None:
+        if checks not in get_args(Checks):
+            raise ValueError(f"{name}: checks must be one of {get_args(Checks)}, got {checks!r}")
+        _at_least_one(name, "live_keys", live_keys)
+        if replays_per_refresh is not None:
+            _at_least_one(name, "replays_per_refresh", replays_per_refresh)
+        if owner is not None:
+            if not callable(getattr(owner, "build", None)):
+                raise TypeError(f"{name}: the owner has no method build: {owner!r}")
+            check_rules(getattr(owner, "host_values", None))
+        self.name = name
+        self.spec = spec
+        self.device = _device(device)
+        self.owner = owner
+        self.live_keys = live_keys
+        self.replays_per_refresh = replays_per_refresh
+        self.checks: Checks = checks
+        if isinstance(backend, str):
+            self.backend: CaptureBackend = make_backend(
+                backend,
+                self.device,
+                memory_pool=memory_pool,
+                inspectable=inspectable,
+                **dict(backend_options or {}),
+            )
+        else:
+            self.backend = backend
+        self.loan: Loan | None = None
+        self.tally = Tally()
+        self.refuse = Refusals(name)
+        self.ledger: Ledger = ledger_for(self.device)
+        self.clock = PoolClock()
+        self._cost = cost
+        self.holdings: Holdings[K] = Holdings(
+            self.refuse,
+            self.tally,
+            self.clock,
+            state_key=state_key,
+            covers=covers,
+            cost=cost,
+            limit=replays_per_refresh,
+            checked=checks != "off",
+        )
+        self._entries = self.holdings.entries
+        self._book: OwnerBook | None = None if owner is None else self.ledger.book(owner)
+        self._fresh: list[StateRecord] = []
+        self._capturing = False
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def begin_capture(self) -> None:
+        """Refuse a capture inside another one of the same pool."""
+        if self._capturing:
+            raise RuntimeError(f"{self.name}: a capture of this pool is already in progress")
+        self._capturing = True
+
+    def end_capture(self) -> None:
+        """A capture ended, well or not."""
+        self._capturing = False
+
+    def sources(self, keys: Sequence[K], *, replace: bool) -> list[Source]:
+        """Find where the state of each key comes from.
+
+        Raises:
+            KeyMismatchError: The lender has no state for some of them; names them all.
+            OwnershipError: A key is not borrowed and the pool has no owner.
+            ReleasedStateError: The loan or the lender's state has ended.
+        """
+        found: list[Source] = []
+        missing: list[K] = []
+        if self.loan is not None:
+            # Again: the lender may have become a borrower itself since the loan was declared.
+            self.loan.check_specs(self.spec, self.refuse)
+        for key in keys:
+            if self.loan is not None and self.loan.lends(key):
+                source = self.loan.source(key, self.refuse)
+                if source is None:
+                    missing.append(key)
+                else:
+                    found.append(source)
+            elif self._book is None:
+                raise self.refuse.ownership(
+                    "capture without an owner",
+                    expected="an owner, or a lender for this key",
+                    got="neither",
+                    key=key,
+                    remedy="Give the pool an owner, or declare share_states before the capture",
+                )
+            else:
+                record = None if replace else self.holdings.own_record(key)
+                found.append(Source(key, key, record, (), borrowed=False))
+        if missing and self.loan is not None:
+            raise self.loan.no_state(missing, self.refuse)
+        return found
+
+    def new_record(self, key: K) -> StateRecord:
+        """Begin a state of this pool's owner."""
+        if self._book is None:
+            raise self.refuse.ownership(
+                "a state without an owner",
+                expected="an owner",
+                got="none",
+                key=key,
+                remedy="Give the pool an owner",
+            )
+        return StateRecord(self.ledger, self._book, self.name, key, self.tally)
+
+    def register(self, entries: Sequence[Entry[K]]) -> None:
+        """Take over what a capture made; the last step, which cannot fail."""
+        self.holdings.register(entries)
+        for entry in entries:
+            self._compose(entry)
+        self._fresh = [record for record in self._fresh if not record.released]
+        self.use_dispatcher()
+
+    def lookup(self, key: K, doing: str) -> Entry[K]:
+        """Return the entry of a captured key, or raise ``KeyMismatchError``."""
+        try:
+            return self._entries[key]
+        except (KeyError, TypeError):
+            raise self.lookup_error(key, doing) from None
+
+    def lookup_error(self, key: K, doing: str) -> Exception:
+        """Return the error for a key that is not here."""
+        if self.closed:
+            return self.refuse.released(key, f"{self.name} is closed", doing=doing)
+        return self.holdings.unknown(doing, [key])
+
+    def ordered(self, keys: Iterable[K]) -> list[K]:
+        """Return the keys once each, largest first."""
+        if self.closed:
+            raise self.refuse.released(None, f"{self.name} is closed", doing="capture")
+        if self._cost is not None:
+            cost: Callable[[Any], Any] | None = self._cost
+        else:
+            cost = getattr(type(next(iter(keys := list(keys)), None)), "cost", None)
+        unique = list(dict.fromkeys(keys))
+        # Largest first: memory that the largest needed serves the smaller ones.
+        return unique if cost is None else sorted(unique, key=cost, reverse=True)
+
+    def forward_of(self, key: K) -> Forward:
+        """Return the forward that a key was captured with, or raise ``ValueError``."""
+        forward = self._entries[key].forward
+        if forward is None:
+            raise ValueError(
+                f"{self.name}: {key} was captured by the engine's own loop; give recapture a "
+                "forward, or use capturing(keys, replace=True)"
+            )
+        return forward
+
+    def supersede(self, record: StateRecord, key: K) -> None:
+        """Keep at most ``live_keys`` states fresh (rule 3)."""
+        fresh = [each for each in self._fresh if each is not record and each.why is None]
+        while len(fresh) >= self.live_keys:
+            fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, (self.name, key)), first=True)
+        fresh.append(record)
+        self._fresh = fresh
+
+    def use_dispatcher(self) -> None:
+        """Make the pool's ``dispatch`` the one for the keys it holds now."""
+        # An attribute of the instance, in front of the method: no layer between on the hot path.
+        self.dispatch = self.holdings.dispatcher.dispatch
+
+    def _compose(self, entry: Entry[K]) -> None:
+        """Put around the launch what the pool's options ask for; nothing by default."""
+        if entry.writes_state:
+            entry.launch = _writing_launch(entry, self.name)
+        if self.checks == "strict":
+            if entry.record.order is None:
+                entry.record.order = StreamOrder(self.device)
+            entry.launch = _strict_launch(entry, self.refuse)
+
+
+def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:
+    record, lease, inner, by = entry.record, entry.lease, entry.launch, (name, entry.key)
+
+    def launch() -> None:
+        record.written_by_forward(by, lease)
+        inner()
+
+    return launch
+
+
+def _strict_launch(entry: Entry[Any], refuse: Refusals) -> Callable[[], None]:
+    record, inner, key = entry.record, entry.launch, entry.key
+    order, checker = record.order, record.checker
+
+    def launch() -> None:
+        if checker is not None and not checker.matches(record.state):
+            differences = checker.differences(record.state)
+            if differences:
+                raise refuse.layout(key, differences, keys=record.keys, doing="replay")
+        order.before_replay()
+        inner()
+        order.after_replay()
+
+    return launch
+
+
+def _at_least_one(name: str, option: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: {option} must be an integer, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name}: {option} must be at least 1, got {value}")
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        # Tensors name the device by number; an unnumbered one would compare unequal to all.
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

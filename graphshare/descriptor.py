@@ -346,7 +346,9 @@ def capture_descriptors(
     For each size a mixed key (at most ``max_num_reqs`` requests of any query lengths), and for
     each uniform query length the key of the next size that it divides, but of no more than
     ``max_num_reqs`` requests. So a uniform key may be up to ``uniform_query_len - 1`` tokens larger
-    than the largest size: buffers must hold the first key's tokens, not the largest size.
+    than the largest size: buffers must hold the first key's tokens, not the largest size. And where
+    a uniform length divides no size, a uniform batch may fit a mixed key with less padding; sizes
+    that it divides keep it on its own graphs.
 
     Args:
         num_tokens: Sizes, in tokens, in any order.

@@ -45,7 +45,7 @@ class Axis(NamedTuple):
         return not (self.unconstrained or self.constant)
 
 
-# A descriptor type may call its fields anything that has no leading underscore, so all else has one.
+# A descriptor type may call its fields anything without a leading underscore: all else has one.
 _DISPATCH = """\
 def _dispatch(_shape=None, /, *, {parameters}):
     if _shape is not None:

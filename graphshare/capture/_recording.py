@@ -69,7 +69,8 @@ class Recording:
         self.steps: list[Callable[[], Any]] = []
         self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.refusal: CaptureError | None = None
-        self._generators = {generator: generator.get_state() for generator in generators}
+        # By address: dispatch hands over another Python object for the same generator.
+        self._generators = {g._cdata: (g, g.get_state()) for g in generators}
         self._protected = MemoryRanges.of(t for t in protected if t.device.type == "cpu")
         self._snapshots: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._dispatch = _OperatorMode(self)
@@ -146,7 +147,7 @@ class Recording:
 
     def may_draw(self, generator: torch.Generator) -> bool:
         """Say whether the state of this generator is put back after recording."""
-        return generator in self._generators
+        return generator._cdata in self._generators
 
     def record(
         self,
@@ -188,7 +189,7 @@ class Recording:
             self.steps.append(_Recompute(op, call, targets))
 
     def _undo(self) -> None:
-        for generator, state in self._generators.items():
+        for generator, state in self._generators.values():
             generator.set_state(state)
         for storage, before in self._snapshots.values():
             if storage.nbytes() == before.nbytes():

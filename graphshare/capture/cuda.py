@@ -35,7 +35,6 @@ class CudaGraph:
 
     outputs: Any
     nbytes: int
-    replay: Callable[[], None]
     graph: torch.cuda.CUDAGraph | None
 
     def __init__(
@@ -49,7 +48,7 @@ class CudaGraph:
         self.graph = graph
         self.outputs = outputs
         self.nbytes = nbytes
-        self.replay = graph.replay
+        self.replay: Callable[[], None] = graph.replay
         self._device = device
         self._memory = memory  # keeps the pool alive, and the cuBLAS workspace
 

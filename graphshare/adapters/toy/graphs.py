@@ -1,0 +1,177 @@
+"""The toy engine on captured graphs: three pools, the draft's prefill borrowing the target's state.
+
+This is all that an engine writes to use graphshare: an owner for each state it builds, a forward
+for each graph it captures, and a loan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from graphshare.adapters.toy.batch import AttentionBatch
+from graphshare.adapters.toy.config import EngineConfig
+from graphshare.adapters.toy.forwards import DraftOutput, Forwards
+from graphshare.adapters.toy.owner import PagedOwner
+from graphshare.descriptor import BatchDescriptor, capture_descriptors
+from graphshare.owner import AttentionSpec, StateOwner
+from graphshare.pool import GraphPool
+from graphshare.sharing import SharedStates, share_states
+
+__all__ = ["GraphRunner", "decode_keys", "ladder", "spec_of", "target_keys"]
+
+
+def ladder(largest: int) -> list[int]:
+    """Return the powers of two below ``largest``, and ``largest``."""
+    sizes = [1 << power for power in range(largest.bit_length()) if 1 << power < largest]
+    return [*sizes, largest]
+
+
+def target_keys(engine: EngineConfig) -> list[BatchDescriptor]:
+    """Return the keys of a target step: any mixture of rows, and K+1 rows for each request."""
+    return capture_descriptors(
+        num_tokens=ladder(engine.max_num_tokens),
+        max_num_reqs=engine.max_num_reqs,
+        uniform_query_lens=[engine.num_draft_tokens + 1],
+    )
+
+
+def decode_keys(engine: EngineConfig) -> list[BatchDescriptor]:
+    """Return the keys of a draft decode: one row for each request."""
+    return [
+        BatchDescriptor(num_tokens=size, num_reqs=size, uniform_query_len=1)
+        for size in reversed(ladder(engine.max_num_reqs))
+    ]
+
+
+def spec_of(forwards: Forwards) -> AttentionSpec:
+    """Return what both models' attention is built for; the layer count does not matter."""
+    config = forwards.target_model.config
+    return AttentionSpec(
+        num_q_heads=config.num_q_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_size=config.head_size,
+        page_size=forwards.engine.page_size,
+        causal=True,
+        window=-1,
+        q_dtype=torch.float32,
+        kv_dtype=torch.float32,
+        backend="torch",
+    )
+
+
+class GraphRunner:
+    """Runs the engine's forwards on captured graphs.
+
+    Args:
+        forwards: The models and their inputs.
+        sharing: Whether draft prefills borrow the target's state; otherwise an owner of their own
+            builds it once more for each step.
+        device: Where everything lies.
+        backend: As for :class:`graphshare.GraphPool`.
+        checks: The same.
+        target_owner, prefill_owner, decode_owner: Instead of :class:`PagedOwner`, e.g. to plant a
+            fault.
+
+    Attributes:
+        target, prefill, decode: The pools.
+        shared: The loan, ``None`` without sharing.
+    """
+
+    def __init__(
+        self,
+        forwards: Forwards,
+        *,
+        sharing: bool = True,
+        device: torch.device | str = "cpu",
+        backend: Literal["auto", "cuda", "tape"] = "auto",
+        checks: Literal["fast", "strict", "off"] = "fast",
+        target_owner: StateOwner | None = None,
+        prefill_owner: StateOwner | None = None,
+        decode_owner: StateOwner | None = None,
+    ) -> None:
+        engine = forwards.engine
+        self._forwards = forwards
+        spec = spec_of(forwards)
+
+        def pool(name: str, owner: StateOwner | None) -> GraphPool[BatchDescriptor]:
+            return GraphPool(
+                name, owner=owner, spec=spec, device=device, backend=backend, checks=checks
+            )
+
+        self.target = pool("target", target_owner or PagedOwner(engine, device))
+        # With an owner too, so that shared.verify() can prove the loan right; it builds nothing.
+        self.prefill = pool("draft.prefill", prefill_owner or PagedOwner(engine, device))
+        self.decode = pool("draft.decode", decode_owner or PagedOwner(engine, device))
+        self.shared: SharedStates[BatchDescriptor, BatchDescriptor] | None = None
+        if sharing:
+            self.shared = share_states(self.target, self.prefill)
+
+    def capture(self, progress: bool | Callable[[int, int, str], object] | None = None) -> None:
+        """Capture all graphs, the lender's first."""
+        engine, forwards = self._forwards.engine, self._forwards
+        keys = target_keys(engine)
+        with torch.no_grad():
+            self.target.capture(keys, forwards.target, progress=progress)
+            self.prefill.capture(keys, forwards.draft_prefill, progress=progress)
+            self.decode.capture(decode_keys(engine), forwards.draft_decode, progress=progress)
+
+    def close(self) -> None:
+        """Free the graphs; borrowers first."""
+        for pool in (self.decode, self.prefill, self.target):
+            pool.close()
+
+    def __enter__(self) -> GraphRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def prepare_target(self, batch: AttentionBatch) -> BatchDescriptor:
+        """Dispatch a step, and have the target's owner build its state."""
+        key = _dispatch(self.target, batch)
+        self.target.refresh(key, batch)
+        return key
+
+    def run_target(self, key: BatchDescriptor) -> torch.Tensor:
+        """Replay the target."""
+        return self.target.replay(key)
+
+    def run_draft_prefill(self, key: BatchDescriptor, batch: AttentionBatch) -> DraftOutput:
+        """Replay the draft over the same rows: on the target's state, without a build."""
+        if self.shared is None:
+            self.prefill.refresh(key, batch)
+            return self.prefill.replay(key)
+        # The loan knows which key the target ran; dispatching again could choose another one.
+        return self.prefill.replay(self.shared.live_key or key)
+
+    def prepare_draft_decode(self, batch: AttentionBatch) -> BatchDescriptor:
+        """Dispatch a draft decode, and have its own owner build the state."""
+        key = _dispatch(self.decode, batch)
+        self.decode.refresh(key, batch)
+        return key
+
+    def run_draft_decode(self, key: BatchDescriptor) -> DraftOutput:
+        """Replay the draft on one row for each request."""
+        return self.decode.replay(key)
+
+
+def _dispatch(pool: GraphPool[BatchDescriptor], batch: AttentionBatch) -> BatchDescriptor:
+    key: Any = pool.dispatch(
+        num_tokens=batch.num_tokens,
+        num_reqs=batch.num_reqs,
+        uniform_query_len=batch.uniform_query_len,
+    )
+    if key is None:
+        raise ValueError(
+            f"{pool.name}: no graph for {batch.num_tokens} tokens of {batch.num_reqs} requests"
+        )
+    return key

@@ -146,17 +146,20 @@ def _table(
         if cells > MAX_CELLS:
             raise _TooLargeError
         row: list[Any] = []
-        seen = known[depth]
+        before = -1
         for place in sets[depth]:
             now = left & place
-            if not now:
+            if now == before:
+                row.append(row[-1])
+            elif not now:
                 row.append(nothing[depth])
             elif depth == last:
                 row.append(hits[(now & -now).bit_length() - 1])
             else:
                 below = known[depth + 1].get(now)
                 row.append(fill(depth + 1, now) if below is None else below)
-        seen[left] = row
+            before = now
+        known[depth][left] = row
         return row
 
     try:

@@ -8,8 +8,10 @@ so strides count here, not extents.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,21 +57,24 @@ class MemoryRanges:
         runs: list[tuple[int, int]] = []
         # State leaves are often the same views under many paths: each description counts once.
         seen: set[tuple[int, Sequence[int], Sequence[int], int]] = set()
-        for tensor in tensors:
-            start = address_of(tensor)
-            if start == 0:
-                continue
-            if device is None:
-                device = tensor.device
-            elif tensor.device != device:
-                raise ValueError(
-                    f"MemoryRanges.of: expected tensors on one device, got {device} and "
-                    f"{tensor.device}. Their addresses cannot be compared. Make one set for each."
-                )
-            described = (start, tensor.shape, tensor.stride(), tensor.element_size())
-            if described not in seen:
-                seen.add(described)
-                runs.extend(_runs(*described))
+        given = list(tensors)
+        with plain_tensors():
+            for tensor in given:
+                start = address_of(tensor)
+                if start == 0:
+                    continue
+                if device is None:
+                    device = tensor.device
+                elif tensor.device != device:
+                    raise ValueError(
+                        f"MemoryRanges.of: expected tensors on one device, got {device} and "
+                        f"{tensor.device}. Their addresses cannot be compared. "
+                        "Make one set for each."
+                    )
+                described = (start, tensor.shape, tensor.stride(), tensor.element_size())
+                if described not in seen:
+                    seen.add(described)
+                    runs.extend(_runs(*described))
         return cls._merged(runs, device)
 
     @classmethod
@@ -141,6 +146,14 @@ class MemoryRanges:
         return self._merged([*mine, *zip(other.starts, other.ends, strict=True)], self.device)
 
 
+# A subclass of Tensor, a parameter too, may answer for its attributes in Python; within this the
+# tensor itself is asked. Documented for writers of subclasses, but in a private module: where it
+# is not, their code runs.
+plain_tensors: Callable[[], AbstractContextManager[Any]] = getattr(
+    torch._C, "DisableTorchFunctionSubclass", nullcontext
+)
+
+
 def address_of(tensor: torch.Tensor) -> int:
     """Where ``tensor``'s first element is; 0 if it has no memory.
 
@@ -149,20 +162,28 @@ def address_of(tensor: torch.Tensor) -> int:
     """
     if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"expected a tensor, got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
         raise TypeError(
-            f"expected a strided tensor, got layout {tensor.layout}. It has no one address. "
+            f"expected a strided tensor, got {kind}. It has no one address. "
             "Return the tensors that it is made of."
         )
-    if tensor.is_meta:  # a fake tensor may answer or raise here, by version
+    if tensor.is_meta:
         return 0
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError) as error:
+    address = tensor.data_ptr()
+    if address == 0 and tensor.numel() and not _is_freed(tensor):
         raise TypeError(
             f"expected a tensor with an address, got {type(tensor).__name__}, which has none. "
             "Return the tensors that it wraps."
-        ) from error
+        )
+    return address
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except RuntimeError:  # a wrapper has no storage to ask
+        return False
 
 
 def _runs(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphshare.memory import plain_tensors
 from graphshare.state.checker import LayoutChecker
 from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
@@ -63,7 +64,8 @@ def device_tensors(
     """
     place = torch.device(device)
     found: dict[int, torch.Tensor] = {}
-    for _, value, rule in unroll(state, labelled, RuleSet(rules)):
-        if rule != "any" and isinstance(value, torch.Tensor) and is_on(value.device, place):
-            found.setdefault(id(value), value)
+    with plain_tensors():
+        for _, value, rule in unroll(state, labelled, RuleSet(rules)):
+            if rule != "any" and isinstance(value, torch.Tensor) and is_on(value.device, place):
+                found.setdefault(id(value), value)
     return list(found.values())

@@ -39,6 +39,7 @@ from typing import Any
 
 import torch
 
+from graphshare.memory import plain_tensors
 from graphshare.state.layout import Layout
 from graphshare.state.nest import (
     MISSING,
@@ -49,7 +50,7 @@ from graphshare.state.nest import (
     shape_of,
     slot_of,
 )
-from graphshare.state.nodes import ArrayNode, BranchNode, TensorNode, ValueNode, plain_tensors
+from graphshare.state.nodes import ArrayNode, BranchNode, TensorNode, ValueNode
 from graphshare.state.plan import Check, plan
 from graphshare.state.values import is_number, same_value
 
@@ -235,7 +236,7 @@ class _Function:
         constant = self.constant(value)
         if isinstance(value, _BY_IDENTITY):
             return f"{name} is not {constant}"
-        if type(value) in _BY_EQUALITY:
+        if type(value) in _BY_EQUALITY and value == value:  # a NaN is not
             other = f"type({name}) is not {kind} or {name} != {constant}"
             return f"{name} is not {constant} and ({other})"
         return f"{name} is not {constant} and not same_value({constant}, {name})"

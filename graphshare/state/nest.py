@@ -179,6 +179,15 @@ def label(cls: type, step: Step) -> str:
 _T = TypeVar("_T")
 
 
+def too_many_leaves(path: str) -> ValueError:
+    """The error for a state with more than :data:`MAX_LEAVES` leaves."""
+    return ValueError(
+        f"state: expected at most {MAX_LEAVES} leaves, got more, at path {path[:200]!r}. "
+        "It seems to reach into the engine, or shares its parts many times over. "
+        "Return only what the forward reads."
+    )
+
+
 def unroll(
     root: _T,
     below: Callable[[_T], Iterable[tuple[str, _T]] | None],
@@ -211,11 +220,7 @@ def unroll(
         if inside is None:
             count += 1
             if count > MAX_LEAVES:
-                raise ValueError(
-                    f"state: expected at most {MAX_LEAVES} leaves, got more, at path "
-                    f"{path[:200]!r}. It seems to reach into the engine, or shares its parts "
-                    "many times over. Return only what the forward reads."
-                )
+                raise too_many_leaves(path)
             yield path, value, rules.rule(path, index)
             continue
         if id(value) in around:

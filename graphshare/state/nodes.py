@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from graphshare.memory import address_of
+from graphshare.memory import address_of, plain_tensors
 from graphshare.state.leaves import HostLeaf, TensorLeaf
 from graphshare.state.nest import Kind, Step, children, label, labelled, shape_of, unroll
 from graphshare.state.rules import RuleSet
@@ -22,7 +21,6 @@ __all__ = [
     "ValueNode",
     "is_on",
     "leaf_of",
-    "plain_tensors",
     "read",
     "role_of",
     "steps_below",
@@ -40,15 +38,17 @@ class TensorNode:
         self.role = role
         self.device = tensor.device
         self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
-        strided = tensor.layout is torch.strided
-        self.stride: tuple[int, ...] = tuple(tensor.stride()) if strided else ()
+        self.address = 0
+        self.shape: tuple[int, ...] = ()
+        self.stride: tuple[int, ...] = ()
         try:
             self.address = address_of(tensor)
         except TypeError:
             if role != "host":
                 raise
-            self.address = 0
+            return  # host data may be sparse or nested
+        self.shape = tuple(tensor.shape)
+        self.stride = tuple(tensor.stride())
 
 
 class ValueNode:
@@ -96,12 +96,6 @@ def role_of(tensor: torch.Tensor, device: torch.device) -> str:
         return "device"
     strided = tensor.layout is torch.strided
     return "pinned" if tensor.device.type == "cpu" and strided and tensor.is_pinned() else "host"
-
-
-# Documented for writers of subclasses, but in a private module: without it, their code runs.
-plain_tensors: Callable[[], AbstractContextManager[Any]] = getattr(
-    torch._C, "DisableTorchFunctionSubclass", nullcontext
-)
 
 
 def read(state: Any, device: torch.device, rules: RuleSet) -> Node:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from graphshare.state.nest import Step, label
+from graphshare.state import nest
+from graphshare.state.nest import Step, label, too_many_leaves
 from graphshare.state.nodes import BranchNode, Node, TensorNode
 from graphshare.state.rules import RuleSet
 
 __all__ = ["Check", "plan"]
-
-_MAX_CHECKS = 1 << 20
 
 
 class Check:
@@ -68,12 +67,8 @@ class _Planner:
     def enter(self, node: Node, path: str, index: int) -> Check | BranchNode | None:
         """The check for ``node``; ``None`` if a frame was opened, which will tell."""
         self.visits += 1
-        if self.visits > _MAX_CHECKS:
-            raise ValueError(
-                f"state: expected at most {_MAX_CHECKS} leaves, got more, at path {path[:200]!r}. "
-                "It seems to reach into the engine, or shares its parts many times over. "
-                "Return only what the forward reads."
-            )
+        if self.visits > nest.MAX_LEAVES:
+            raise too_many_leaves(path)
         rules = self.rules
         if not isinstance(node, BranchNode):
             return self.leaf(node, rules.rule(path, index) if rules else "equal")

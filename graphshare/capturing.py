@@ -205,6 +205,7 @@ class Capturing(Generic[_K]):
     def _prepare(self, keys: Sequence[_K]) -> None:
         pool = self._pool
         holdings = pool.holdings
+        holdings.check_keys(keys)
         held = [key for key in keys if holdings.holds(key)]
         if self._replace:
             missing = [key for key in keys if key not in holdings.entries]

@@ -81,8 +81,6 @@ class Holdings(Generic[K]):
         self._limit, self._checked = limit, checked
         self._leases: dict[int, tuple[StateRecord, Lease]] = {}
         self._by_state: dict[Hashable, Entry[K]] = {}
-        self._hits: dict[Hashable, int] = {}
-        self._misses: dict[str, int] = {}
         self.dispatcher: Dispatcher[K] = Dispatcher((), covers=covers, cost=cost)
 
     def __del__(self) -> None:
@@ -233,24 +231,17 @@ class Holdings(Generic[K]):
         self._by_state = {}
         for entry in self.entries.values():
             self._by_state.setdefault(self.state_key(entry.key), entry)
-        hits, misses = self.dispatched()
-        self._hits, self._misses = hits, misses
-        self.dispatcher = Dispatcher(self.entries, covers=self._covers, cost=self._cost)
+        self.dispatcher = self._dispatcher_for(self.entries, carry=self.dispatcher)
 
-    def dispatched(self) -> tuple[dict[Hashable, int], dict[str, int]]:
-        """Return how often each key was dispatched to, and the misses by reason."""
-        return (
-            _sum(self._hits, self.dispatcher.hits),
-            _sum(self._misses, self.dispatcher.misses),
-        )
+    def check_keys(self, keys: Iterable[K]) -> None:
+        """Refuse, before a capture, keys that cannot be dispatched to beside the held ones.
 
+        Raises:
+            TypeError: As :class:`Dispatcher` does, or a key is not hashable.
+        """
+        self._dispatcher_for((*self.entries, *keys))
 
-_Name = TypeVar("_Name")
-
-
-def _sum(one: Mapping[_Name, int], other: Mapping[Any, int]) -> dict[_Name, int]:
-    total = dict(one)
-    for name, count in other.items():
-        if count:
-            total[name] = total.get(name, 0) + count
-    return total
+    def _dispatcher_for(
+        self, keys: Iterable[K], carry: Dispatcher[K] | None = None
+    ) -> Dispatcher[K]:
+        return Dispatcher(keys, covers=self._covers, cost=self._cost, carry=carry)

@@ -354,7 +354,7 @@ class GraphPool(PoolCore[K]):
         """Return a snapshot of what the pool counts."""
         leases = self.holdings.leases()
         tally = self.tally
-        hits, misses = self.holdings.dispatched()
+        dispatcher = self.holdings.dispatcher
         return PoolStatistics(
             name=self.name,
             keys=len(self._entries),
@@ -364,8 +364,8 @@ class GraphPool(PoolCore[K]):
             replays=tally.gone_replays + sum(lease.replays for lease in leases),
             builds_avoided=tally.gone_avoided + sum(lease.builds_avoided for lease in leases),
             refusals=MappingProxyType(dict(self.refuse.counts)),
-            dispatched=MappingProxyType(hits),
-            missed=MappingProxyType(misses),
+            dispatched=MappingProxyType({k: n for k, n in dispatcher.hits.items() if n}),
+            missed=MappingProxyType(dict(dispatcher.misses)),
             bytes=MappingProxyType({key: each.nbytes for key, each in self._entries.items()}),
             fresh=self.holdings.fresh_keys(),
         )

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
+from typing_extensions import Self
 
 from graphshare.adapters.toy.batch import AttentionBatch
 from graphshare.adapters.toy.config import EngineConfig
@@ -124,7 +125,7 @@ class GraphRunner:
         for pool in (self.decode, self.prefill, self.target):
             pool.close()
 
-    def __enter__(self) -> GraphRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,0 +1,98 @@
+"""A capture that fails half-way."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from graphshare import CaptureError, KeyMismatchError, share_states
+from tests.small_engine import Batch, Model, Owner, is_close, key_of
+
+KEYS = [key_of(8), key_of(4), key_of(2)]
+BATCH = Batch((3, 5))
+
+
+class Broken(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("fails_at", ["warmup", "capture", "host access"])
+def test_failed_capture_leaks(place, make_pool, fails_at):
+    """After a capture that failed the pool and its memory are as before; PyTorch 190348."""
+    owner, model = Owner(place.device), Model(place.device)
+    pool = make_pool("target", owner=owner)
+    pool.capture(KEYS[2:], model.forward)
+    pool.refresh(KEYS[2], BATCH)
+    expected = model.expected(BATCH)
+    calls, made = [], []
+
+    def forward(key, state):
+        calls.append(key)
+        large = torch.zeros(1 << 20, device=place.device)
+        made.append(weakref.ref(large.untyped_storage()))
+        out = model.forward(key, state) + large[0]
+        last = {"warmup": 2, "capture": 4, "host access": 4}[fails_at]
+        if len(calls) == last:
+            if fails_at == "host access":
+                return out * float(out.sum())
+            raise Broken
+        return out, large
+
+    before = _allocated(place)
+    for attempt in range(1, 4):
+        calls.clear()
+        with pytest.raises(CaptureError) as caught:
+            pool.capture(KEYS[:2], forward)
+        if fails_at != "host access":
+            assert isinstance(caught.value.__cause__, Broken)
+        del caught
+        gc.collect()
+        assert all(ref() is None for ref in made)
+        if place.backend == "cuda":
+            assert _allocated(place) == before
+        assert set(pool.keys()) == {KEYS[2]}
+        with pytest.raises(KeyMismatchError):
+            pool.refresh(KEYS[0], BATCH)
+        assert pool.statistics().captures == 1
+        assert pool.statistics().refusals["CaptureError"] == attempt
+
+    pool.refresh(KEYS[2], BATCH)
+    assert is_close(pool.replay(KEYS[2]), expected)
+    pool.capture(KEYS[:2], model.forward)
+    pool.refresh(KEYS[0], BATCH)
+    assert is_close(pool.replay(KEYS[0]), model.expected(BATCH))
+
+
+def test_failed_recapture_keeps_the_old_graphs(place, make_pool):
+    """A recapture replaces all of its keys or none; PyTorch 190348."""
+    model = Model(place.device)
+    target, draft = make_pool("target", owner=Owner(place.device)), make_pool("draft")
+    share_states(target, draft)
+    target.capture(KEYS, model.forward)
+    draft.capture(KEYS, model.forward)
+    bound = target.bind(KEYS[0])
+
+    def forward(key, state):
+        if key == KEYS[1]:
+            raise Broken
+        return model.forward(key, state)
+
+    with pytest.raises(CaptureError):
+        target.recapture(forward=forward)
+    for key in KEYS:
+        target.refresh(key, BATCH)
+        assert is_close(target.replay(key), model.expected(BATCH))
+        assert is_close(draft.replay(key), model.expected(BATCH))
+    target.refresh(KEYS[0], BATCH)
+    assert is_close(bound.replay(), model.expected(BATCH))
+
+
+def _allocated(place):
+    if place.backend != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()

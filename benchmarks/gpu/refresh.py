@@ -1,6 +1,8 @@
 """As `benchmarks.host.refresh`, with tensors on a GPU.
 
-python -m benchmarks.gpu.refresh [--json PATH] [--rounds N] [--device cpu]
+Builds write nothing, so nothing is launched; only what is asked of a tensor differs by device.
+
+    python -m benchmarks.gpu.refresh [--json PATH] [--rounds N] [--device cpu]
 """
 
 from __future__ import annotations

@@ -197,6 +197,8 @@ class Capturing(Generic[_K]):
             self._pool.end_capture()
             if not done:
                 self._abandon()
+        if not done:  # the body raised, and its exception goes on
+            return
         entries = [draft.entry for draft in self._drafts.values() if draft.entry is not None]
         self._pool.register(entries)
 
@@ -362,7 +364,7 @@ class Capturing(Generic[_K]):
         for draft in self._drafts.values():
             if draft.entry is not None and draft.entry.release_graph is not None:
                 draft.entry.release_graph()
-                draft.entry.release_graph = None
+            draft.entry = None  # a traceback may keep this object, but no outputs
         for record in self._own.values():
             record.abandon()
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from graphshare.adapters.toy.batch import AttentionBatch, QuerySpan, Request
 from graphshare.adapters.toy.checkpoint import new_models
 from graphshare.adapters.toy.config import EOS, EngineConfig, ToyConfig
+from graphshare.adapters.toy.dense import draft_hidden, target_hidden
 from graphshare.adapters.toy.forwards import Forwards
 from graphshare.adapters.toy.owner import PagedOwner
 from graphshare.adapters.toy.reference import greedy_tokens
@@ -83,7 +84,7 @@ def serve(target, draft, engine, requests, *, rebuild=False):
 @given(st.data())
 @settings(max_examples=max(10, settings.default.max_examples // 2))
 def test_speculative_decoding_is_plain_greedy_decoding(data):
-    """For any models, prompts, arrivals and budget, speculation gives the tokens of plain decoding."""
+    """For any models, prompts, arrivals and budget, the tokens are those of plain decoding."""
     drafts = data.draw(st.integers(1, 4))
     engine = engine_config(
         num_draft_tokens=drafts, max_num_tokens=data.draw(st.integers(3 * (drafts + 1), 40))
@@ -115,8 +116,31 @@ def test_borrowing_the_targets_state_changes_nothing(data):
     assert own[2].num_builds == own[0].num_builds == borrowed.counts.steps
 
 
+@given(st.data())
+@settings(max_examples=max(10, settings.default.max_examples // 4))
+def test_drafts_are_those_of_the_dense_draft(data):
+    """After any step, the drafts of a request are those of the dense form of the draft."""
+    engine = engine_config()
+    target, draft = models_that_sometimes_agree(data.draw(st.integers(0, 9)), 1.0)
+    forwards = Forwards(target, draft, engine, "cpu")
+    runner = EagerRunner(forwards, PagedOwner(engine, "cpu"), PagedOwner(engine, "cpu"))
+    serving = SpeculativeEngine(forwards, runner)
+    for request in data.draw(arrivals(engine)):
+        serving.add(request)
+    while serving.has_work:
+        for request in serving.step():
+            if request.finished or not request.drafts:
+                continue
+            known = torch.tensor([request.tokens + request.drafts[:-1]])
+            hidden = target_hidden(target, known)
+            steps = draft_hidden(draft, target, hidden, known, len(request.drafts))
+            for output, token in zip(steps, request.drafts, strict=True):
+                scores = target.logits(output[0, -1])
+                torch.testing.assert_close(scores[token], scores.max(), rtol=1e-3, atol=1e-3)
+
+
 def test_a_draft_that_knows_the_target_is_accepted():
-    """With a target that only looks at the last token, every draft is right: K + 1 tokens a step."""
+    """With a target that only looks at the last token, every draft is right."""
     engine = engine_config()
     target, draft = models_that_sometimes_agree(0, 0.0)
     request = Request(0, (1, 2, 3), 16)
@@ -177,7 +201,8 @@ def test_a_request_waits_for_its_arrival_and_for_pages():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "new", "word"), [((), 1, "empty"), ((1,), 0, "max_new_tokens"), ((1,) * 60, 2, "fit")]
+    ("prompt", "new", "word"),
+    [((), 1, "empty"), ((1,), 0, "max_new_tokens"), ((1,) * 60, 2, "fit")],
 )
 def test_a_request_that_cannot_run_is_refused(prompt, new, word):
     with pytest.raises(ValueError, match=word):
@@ -188,7 +213,8 @@ def test_a_request_that_cannot_run_is_refused(prompt, new, word):
 def keys(draw, engine):
     query_len = draw(st.none() | st.integers(1, 4))
     if query_len is not None:
-        num_reqs = draw(st.integers(1, min(engine.max_num_reqs, engine.max_num_tokens // query_len)))
+        most = min(engine.max_num_reqs, engine.max_num_tokens // query_len)
+        num_reqs = draw(st.integers(1, most))
         return BatchDescriptor(
             num_tokens=num_reqs * query_len, num_reqs=num_reqs, uniform_query_len=query_len
         )
@@ -209,7 +235,7 @@ def tensors_of(state):
 
 @given(st.data())
 def test_an_owner_writes_in_place_and_pads(data):
-    """The state of a key stays where it is, whatever is built, and rows past the batch are defined."""
+    """A key's state stays where it is, whatever is built; rows past the batch are defined."""
     engine = engine_config()
     owner = PagedOwner(engine, "cpu")
     key = data.draw(keys(engine))

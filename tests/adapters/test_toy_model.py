@@ -1,4 +1,4 @@
-"""The toy models: paged forms against dense ones, bits against batch sizes, padding against pages."""
+"""The toy models: paged against dense, bits against batch sizes, padding against pages."""
 
 import pytest
 import torch
@@ -63,7 +63,8 @@ def served(draw):
         length = draw(st.integers(1, 40))
         cut = draw(st.integers(0, length - 1))
         pages = -(-length // ENGINE.page_size)
-        requests.append((draw(st.integers(0, 99)), length, cut, allocator_order[used : used + pages]))
+        held = allocator_order[used : used + pages]
+        requests.append((draw(st.integers(0, 99)), length, cut, held))
         used += pages
     return requests
 
@@ -120,7 +121,7 @@ def test_padding_and_company_change_no_bit(requests):
 
 @given(st.integers(1, 4), st.integers(1, 10), st.integers(0, 3), st.integers(0, 99))
 def test_a_uniform_key_gives_the_bits_of_a_mixed_one(num_reqs, query_len, spare, seed):
-    """Knowing the query length at capture changes where a row looks for its request, not what it sees."""
+    """A query length known at capture changes how a row finds its request, not what it sees."""
     num_reqs = min(num_reqs, ENGINE.max_num_tokens // query_len)
     most = min(num_reqs + spare, ENGINE.max_num_reqs, ENGINE.max_num_tokens // query_len)
     pages = [list(range(1 + 12 * i, 13 + 12 * i)) for i in range(num_reqs)]
@@ -130,9 +131,7 @@ def test_a_uniform_key_gives_the_bits_of_a_mixed_one(num_reqs, query_len, spare,
     results = []
     for key in (
         BatchDescriptor(num_tokens=batch.num_tokens, num_reqs=num_reqs),
-        BatchDescriptor(
-            num_tokens=most * query_len, num_reqs=most, uniform_query_len=query_len
-        ),
+        BatchDescriptor(num_tokens=most * query_len, num_reqs=most, uniform_query_len=query_len),
     ):
         caches = make_cache(CONFIG, ENGINE, CONFIG.num_layers, "cpu")
         results.append(run_rows(batch, rows, positions, caches, key=key))
@@ -191,7 +190,7 @@ def test_padded_rows_touch_no_live_page(query_lens, seed, uniform):
     st.sampled_from([(192, 320), (192, 896), (448, 192), (384, 192), (192, 258), (32, 48)]),
 )
 def test_products_of_blocks_do_not_depend_on_the_number_of_rows(num_rows, seed, sizes):
-    """The product of one row is the same bits for 1 row and for many, wherever in a block it lies."""
+    """One row's product is the same bits for 1 row and for many, wherever in a block it lies."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(num_rows, sizes[0], generator=generator)
     weight = torch.randn(sizes[1], sizes[0], generator=generator)

@@ -1,8 +1,8 @@
 """Attention over a paged cache, in plain torch: every shape is fixed by the padded key.
 
 Nothing here waits for the device or depends on values in a way that changes a shape, so a CUDA
-graph or the tape can capture it. What a batch looks like is read from :class:`PagedMetadata`, on the
-device, at each replay.
+graph or the tape can capture it. What a batch looks like is read from :class:`PagedMetadata`, on
+the device, at each replay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from graphshare.adapters.toy.rows import split_blocks
 
 __all__ = ["KeyView", "PagedMetadata", "attend", "key_views"]
 
-# Finite, so that a row that sees nothing (padding) gives numbers, not NaN; far enough from any score
-# that a masked weight is exactly zero beside a visible one.
+# Finite, so that a row that sees nothing (padding) gives numbers, not NaN; far enough from any
+# score that a masked weight is exactly zero beside a visible one.
 _MASKED = -1e30
 
 
@@ -97,7 +97,7 @@ def key_views(
         after = torch.where(owned, uniform_query_len - rows % uniform_query_len, 0)
     else:
         after = metadata.query_start_loc.index_select(0, request + 1).long() - rows
-    # A padded row has nothing after it in its request, or its request has no length: it sees nothing.
+    # A padded row has nothing after it, or its request has no length: it sees nothing.
     seen = torch.where(after > 0, lengths - after + 1, 0).clamp(max=metadata.max_seq_len)
     pages = metadata.block_table.index_select(0, request).long()
     positions = torch.arange(pages.shape[1] * metadata.page_size, device=device)

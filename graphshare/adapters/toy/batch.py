@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from graphshare.adapters.toy.cache import SCRATCH_PAGE
@@ -114,7 +115,7 @@ class AttentionBatch:
     def query_lens(self) -> list[int]:
         """Rows of each request."""
         starts = self.query_start_loc
-        return [after - start for start, after in zip(starts, starts[1:])]  # noqa: B905
+        return [after - start for start, after in pairwise(starts)]
 
     @property
     def uniform_query_len(self) -> int | None:

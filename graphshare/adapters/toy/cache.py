@@ -26,9 +26,7 @@ class LayerCache:
         values: The same shape.
     """
 
-    def __init__(
-        self, config: ToyConfig, engine: EngineConfig, device: torch.device | str
-    ) -> None:
+    def __init__(self, config: ToyConfig, engine: EngineConfig, device: torch.device | str) -> None:
         shape = (config.num_kv_heads, engine.num_pages * engine.page_size, config.head_size)
         # Zeros, not empty: a masked read lands in the scratch page, and 0 * NaN would be NaN.
         self.keys = torch.zeros(shape, device=device)

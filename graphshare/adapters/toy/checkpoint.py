@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,11 @@ _PREFIXES = ("target.", "draft.")
 
 def _safetensors() -> Any:
     try:
-        import safetensors
-        import safetensors.torch
+        return import_module("safetensors.torch")
     except ImportError as error:
         raise ImportError(
             "the toy engine's checkpoint needs safetensors: pip install 'graphshare[cli]'"
         ) from error
-    return safetensors
 
 
 def new_models(config: ToyConfig, seed: int = 0) -> tuple[TargetModel, DraftModel]:
@@ -42,8 +41,9 @@ def new_models(config: ToyConfig, seed: int = 0) -> tuple[TargetModel, DraftMode
             for name, parameter in model.named_parameters():
                 if parameter.ndim > 1:
                     # What adds to the residual stream starts smaller (GPT-2).
-                    depth = 2 * config.num_layers if name.endswith(("out.weight", "down.weight")) else 1
-                    torch.nn.init.normal_(parameter, std=0.04 / depth**0.5)
+                    adds = name.endswith(("out.weight", "down.weight"))
+                    scale = (2 * config.num_layers) ** -0.5 if adds else 1.0
+                    torch.nn.init.normal_(parameter, std=0.04 * scale)
     return target, draft
 
 
@@ -68,7 +68,7 @@ def save_models(
         for name, tensor in model.state_dict().items()
     }
     about = {"config": json.dumps(asdict(target.config)), "facts": json.dumps(dict(facts))}
-    library.torch.save_file(tensors, str(path), metadata=about)
+    library.save_file(tensors, str(path), metadata=about)
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -97,7 +97,7 @@ def load_models(
     if "config" not in about:
         raise ValueError(f"{path} is not a checkpoint of the toy engine")
     target, draft = new_models(ToyConfig(**json.loads(about["config"])))
-    tensors = _safetensors().torch.load_file(str(path))
+    tensors = _safetensors().load_file(str(path))
     for prefix, model in zip(_PREFIXES, (target, draft), strict=True):
         own = {
             name.removeprefix(prefix): tensor.float()

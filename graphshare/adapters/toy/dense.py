@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from graphshare.adapters.toy.draft import DraftModel
 from graphshare.adapters.toy.model import DecoderLayer, Heads, TargetModel
@@ -40,26 +40,26 @@ def target_hidden(
         Hidden states after the last norm, ``[batch, length, hidden_size]``.
     """
     cos, sin = model.rope.at(torch.arange(token_ids.shape[1], device=token_ids.device))
-    x = F.dropout(model.embedding(token_ids), dropout)
+    x = functional.dropout(model.embedding(token_ids), dropout)
     for module in model.layers:
         layer = cast("DecoderLayer", module)
         heads = layer.project(x, cos, sin)
         groups = _groups(layer)
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             _by_head(heads.query),
             _by_head(heads.key, groups),
             _by_head(heads.value, groups),
             is_causal=True,
         )
-        x = F.dropout(layer.finish(x, _merge(attended)), dropout)
+        x = functional.dropout(layer.finish(x, _merge(attended)), dropout)
     return model.norm(x)
 
 
 def _attend_ahead(first: Heads, later: list[Heads], groups: int) -> torch.Tensor:
     """Attend from the newest self-fed step to the true past and to the self-fed steps before it.
 
-    Step ``t`` of base row ``i`` stands at position ``i + t``: it sees the true rows up to ``i``, and
-    the rows that steps 1 to ``t`` of the same base row made.
+    Step ``t`` of base row ``i`` stands at position ``i + t``: it sees the true rows up to ``i``,
+    and the rows that steps 1 to ``t`` of the same base row made.
     """
     query = _by_head(later[-1].query) * later[-1].query.shape[-1] ** -0.5
     length = query.shape[2]
@@ -109,7 +109,7 @@ def draft_hidden(
             first = heads
             groups = _groups(layer)
             attended = _merge(
-                F.scaled_dot_product_attention(
+                functional.scaled_dot_product_attention(
                     _by_head(heads.query),
                     _by_head(heads.key, groups),
                     _by_head(heads.value, groups),
@@ -139,7 +139,7 @@ def generate(model: TargetModel, prompts: torch.Tensor, num_new: int) -> torch.T
     config = model.config
     batch, length = prompts.shape
     total = length + num_new
-    tokens = F.pad(prompts, (0, num_new))
+    tokens = functional.pad(prompts, (0, num_new))
     shape = (config.num_layers, 2, batch, config.num_kv_heads, total, config.head_size)
     cache = torch.zeros(shape, device=prompts.device)
     done = 0
@@ -152,7 +152,7 @@ def generate(model: TargetModel, prompts: torch.Tensor, num_new: int) -> torch.T
             keys, values = cache[index]
             keys[:, :, done:end] = _by_head(heads.key)
             values[:, :, done:end] = _by_head(heads.value)
-            attended = F.scaled_dot_product_attention(
+            attended = functional.scaled_dot_product_attention(
                 _by_head(heads.query).to(cache.dtype),
                 keys[:, :, :end].repeat_interleave(_groups(layer), dim=1),
                 values[:, :, :end].repeat_interleave(_groups(layer), dim=1),

@@ -48,7 +48,7 @@ class DraftModel(nn.Module):
         *,
         uniform_query_len: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the draft on flat rows: over a target's step (prefill), or one row a request (decode).
+        """Run the draft on flat rows: those of a target's step, or one of each request.
 
         Args:
             target: Whose embedding and scores are used.

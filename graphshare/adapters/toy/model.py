@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from graphshare.adapters.toy.attention import KeyView, attend, key_views
 from graphshare.adapters.toy.cache import LayerCache
@@ -61,7 +61,8 @@ class Rope(nn.Module):
         """Return cosines and sines, each ``[*positions.shape, head_size / 2]``."""
         shape = (*positions.shape, -1)
         flat = positions.flatten()
-        return self.cos.index_select(0, flat).view(shape), self.sin.index_select(0, flat).view(shape)
+        cos, sin = (table.index_select(0, flat).view(shape) for table in (self.cos, self.sin))
+        return cos, sin
 
 
 def _turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -122,7 +123,7 @@ class DecoderLayer(nn.Module):
         """
         x = x + self.out(attended)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.down(functional.silu(gate) * up)
 
 
 def run_layer(
@@ -176,7 +177,7 @@ class TargetModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Score ``[..., hidden_size]`` against the embedding: ``[..., vocab_size]``."""
-        return F.linear(hidden, self.embedding.weight)
+        return functional.linear(hidden, self.embedding.weight)
 
     def forward(
         self,

@@ -10,7 +10,7 @@ decoding one token and for a prefill of 64.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 __all__ = ["ROW_BLOCK", "join_blocks", "split_blocks"]
 
@@ -29,7 +29,7 @@ def split_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """
     missing = -rows.shape[0] % ROW_BLOCK
     if missing:
-        rows = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
+        rows = functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
     return rows.split(ROW_BLOCK)
 
 

@@ -98,7 +98,7 @@ def load_corpus() -> Corpus:
     parts: tuple[dict[str, None], ...] = ({}, {}, {})  # dicts: duplicates go, order stays
     for name, text in _documents():
         bucket = zlib.crc32(name.encode()) % _HELD_OUT_EVERY
-        parts[bucket if bucket < 2 else 2][text.strip("\n")] = None
+        parts[min(bucket, 2)][text.strip("\n")] = None
     held_out, validation, train = parts
     taken = {
         plain

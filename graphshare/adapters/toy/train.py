@@ -2,10 +2,10 @@
 
 The text is what comes with the running Python (see :mod:`graphshare.adapters.toy.text`; PSF
 licence). The target learns to predict bytes. The draft learns what the *target* would say: on the
-text and on the target's own greedy continuations it predicts the target's next hidden state and its
-next token, for K steps of which only the first sees true hidden states (EAGLE; training on self-fed
-steps as in HASS, Zhang et al., 2024). A run ends by the clock; its report is read from the file that
-it wrote, through the engine itself.
+text and on the target's own greedy continuations it predicts the target's next hidden state and
+its next token, for K steps of which only the first sees true hidden states (EAGLE; training on
+self-fed steps as in HASS, Zhang et al., 2024). A run ends by the clock; its report is made from
+the file that it wrote, through the engine itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from graphshare.adapters.toy.batch import Request
 from graphshare.adapters.toy.checkpoint import load_models, new_models, save_models
@@ -87,7 +87,8 @@ class _Schedule:
             done = max(step / self._max_steps, (time.monotonic() - start) / self._seconds)
             if done >= 1:
                 return
-            rate = self._rate * min(1.0, (step + 1) / 50) * (0.02 + 0.49 * (1 + math.cos(math.pi * done)))
+            cosine = 0.02 + 0.49 * (1 + math.cos(math.pi * done))
+            rate = self._rate * min(1.0, (step + 1) / 50) * cosine
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             yield step, done
@@ -119,8 +120,10 @@ def _bits_per_byte(model: TargetModel, stream: torch.Tensor, autocast: _Autocast
     for i in range(0, count, 16):
         with autocast():
             logits = model.logits(target_hidden(model, inputs[i : i + 16]))
-        loss = F.cross_entropy(logits.float().flatten(0, 1), labels[i : i + 16].flatten(), reduction="sum")
-        total += loss.item()
+        wanted = labels[i : i + 16].flatten()
+        total += functional.cross_entropy(
+            logits.float().flatten(0, 1), wanted, reduction="sum"
+        ).item()
     return total / labels.numel() / math.log(2)
 
 
@@ -145,7 +148,8 @@ def train_target(
         window = _sample(train, options.batch_size, _LENGTH + 1)
         with autocast():
             hidden = target_hidden(model, window[:, :-1], dropout=options.dropout)
-            loss = F.cross_entropy(model.logits(hidden).float().flatten(0, 1), window[:, 1:].flatten())
+            logits = model.logits(hidden).float().flatten(0, 1)
+            loss = functional.cross_entropy(logits, window[:, 1:].flatten())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
@@ -164,7 +168,11 @@ def train_target(
 
 
 def _draft_loss(
-    draft: DraftModel, target: TargetModel, window: torch.Tensor, num_steps: int, autocast: _Autocast
+    draft: DraftModel,
+    target: TargetModel,
+    window: torch.Tensor,
+    num_steps: int,
+    autocast: _Autocast,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare the draft with the target.
 
@@ -187,9 +195,9 @@ def _draft_loss(
         wanted = logits[:, ahead].flatten(0, 1)
         tokens = wanted.argmax(-1)
         agreement.append((own.argmax(-1) == tokens).float().mean())
-        soft = F.cross_entropy(own, wanted.softmax(-1))
-        hard = F.cross_entropy(own, tokens)
-        regression = F.smooth_l1_loss(output.float(), hidden[:, ahead].float())
+        soft = functional.cross_entropy(own, wanted.softmax(-1))
+        hard = functional.cross_entropy(own, tokens)
+        regression = functional.smooth_l1_loss(output.float(), hidden[:, ahead].float())
         weight = _STEP_WEIGHTS[min(step, len(_STEP_WEIGHTS) - 1)]
         loss = loss + weight * (0.5 * soft + 0.5 * hard + 0.2 * regression)
     return loss, torch.stack(agreement).detach()
@@ -320,20 +328,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     write({})  # first of all: the report below may be interrupted
     stored_target, stored_draft = load_models(options.out, device)
-    prompts = [
-        encode(text)[:_PROMPT] for text in corpus.held_out if len(text) >= 2 * _PROMPT
-    ][: options.eval_prompts]
+    prompts = [encode(text)[:_PROMPT] for text in corpus.held_out if len(text) >= 2 * _PROMPT][
+        : options.eval_prompts
+    ]
     counts, outputs = measure(
         stored_target, stored_draft, prompts, options.eval_tokens, device, options.draft_tokens
     )
     for prompt, output in list(zip(prompts, outputs, strict=True))[:4]:
         shown = [bytes(token for token in part if token < BOS) for part in (prompt, output)]
         _log.info("%r -> %r", *(part.decode(errors="replace") for part in shown))
+    python = platform.python_version()
     facts = {
         "held_out_bits_per_byte": round(_bits_per_byte(stored_target, held_out, nullcontext), 4),
         "held_out_tokens_per_step": round(counts.tokens_per_step, 4),
         "num_draft_tokens": options.draft_tokens,
-        "text": f"documentation and docstrings of CPython {platform.python_version()} (PSF licence)",
+        "text": f"documentation and docstrings of CPython {python} (PSF licence)",
         "torch": str(torch.__version__),
         "seconds": round(time.monotonic() - begun),
     }

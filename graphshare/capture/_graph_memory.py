@@ -30,6 +30,10 @@ _STREAMS_IN_TORCH = 32  # torch.cuda.Stream() hands them out in turn
 # memory. They find nothing to do, but they must find the graph.
 _abandoned: list[torch.cuda.CUDAGraph] = []
 
+# One pool for the cuBLAS workspaces of each stream, by device and stream. It is kept for good, as
+# PyTorch keeps the workspaces: graphs that are still alive may have been captured with them.
+_workspaces: dict[tuple[int, int], torch.cuda.MemPool] = {}
+
 _shared: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphMemory] = (
     weakref.WeakValueDictionary()
 )
@@ -95,13 +99,7 @@ class GraphMemory:
                     device.index,
                     self._handle,
                 ).atexit = False
-            self._workspaces = torch.cuda.MemPool()
-            self.stream = torch.cuda.Stream(device)
-            for _ in range(_STREAMS_IN_TORCH):
-                self.prepare()
-                if self._has_workspace():
-                    break
-                self.stream = torch.cuda.Stream(device)  # this one's lies elsewhere already
+        self.stream = self._own_stream()
 
     @property
     def pool_id(self) -> Any:
@@ -116,15 +114,9 @@ class GraphMemory:
 
     def prepare(self) -> None:
         """Have the stream's cuBLAS workspaces allocated, in the pool that is kept for them."""
-        with (
-            torch.no_grad(),
-            torch.cuda.device(self._device),
-            torch.cuda.use_mem_pool(self._workspaces, self._device),
-            torch.cuda.stream(self.stream),
-        ):
-            square = torch.zeros(16, 16, device=self._device)
-            torch.mm(square, square)  # cuBLAS
-            torch.addmm(square[0], square, square)  # cuBLASLt
+        workspaces = _workspaces.get((self._device.index, self.stream.cuda_stream))
+        if workspaces is not None:
+            _touch_workspaces(self._device, self.stream, workspaces)
 
     def uses(self) -> int | None:
         """Return how many users the pool has, or ``None`` where PyTorch does not tell."""
@@ -171,12 +163,43 @@ class GraphMemory:
                 self._pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
 
-    def _has_workspace(self) -> bool:
-        return any(
-            block["state"] == "active_allocated"
-            for segment in torch.cuda.memory_snapshot(self._workspaces.id)
-            for block in segment["blocks"]
-        )
+    def _own_stream(self) -> torch.cuda.Stream:
+        """Pick a side stream whose workspaces lie in a pool of ours."""
+        stream = torch.cuda.Stream(self._device)
+        for _ in range(_STREAMS_IN_TORCH):
+            key = (self._device.index, stream.cuda_stream)
+            if key in _workspaces:
+                return stream
+            with torch.cuda.device(self._device):
+                workspaces = torch.cuda.MemPool()
+            _touch_workspaces(self._device, stream, workspaces)
+            if _has_live_blocks(workspaces):
+                _workspaces[key] = workspaces
+                return stream
+            stream = torch.cuda.Stream(self._device)  # that one's lie elsewhere already
+        return stream
+
+
+def _touch_workspaces(
+    device: torch.device, stream: torch.cuda.Stream, pool: torch.cuda.MemPool
+) -> None:
+    with (
+        torch.no_grad(),
+        torch.cuda.device(device),
+        torch.cuda.use_mem_pool(pool, device),
+        torch.cuda.stream(stream),
+    ):
+        square = torch.zeros(16, 16, device=device)
+        torch.mm(square, square)  # cuBLAS
+        torch.addmm(square[0], square, square)  # cuBLASLt
+
+
+def _has_live_blocks(pool: torch.cuda.MemPool) -> bool:
+    return any(
+        block["state"] == "active_allocated"
+        for segment in torch.cuda.memory_snapshot(pool.id)
+        for block in segment["blocks"]
+    )
 
 
 def _leave_capture_mode(

@@ -6,6 +6,7 @@ what never becomes an operator (``tolist``, ``numpy``, ``print`` of a tensor).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -69,26 +70,21 @@ class Recording:
         self.steps: list[Callable[[], Any]] = []
         self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.refusal: CaptureError | None = None
-        # By address: dispatch hands over another Python object for the same generator.
-        self._generators = {g._cdata: (g, g.get_state()) for g in generators}
+        self._generators = {_identity(g): (g, g.get_state()) for g in generators}
         self._protected = MemoryRanges.of(t for t in protected if t.device.type == "cpu")
         self._snapshots: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._dispatch = _OperatorMode(self)
-        self._functions = _FunctionMode(self)
         self.host_scalar = False
         self.calling: Any = None
 
     def run(self, forward: Callable[[], Any]) -> Any:
         """Run ``forward`` and write down what it does; put back what it changed, always."""
+        dispatch, functions = _OperatorMode(self), _FunctionMode(self)
+        dispatch.functions = functions
         try:
-            with self._dispatch, self._functions:
+            with dispatch, functions:
                 return forward()
         finally:
             self._undo()
-
-    def modes(self) -> tuple[TorchDispatchMode, TorchFunctionMode]:
-        """Return the modes, for code that runs where they are switched off."""
-        return self._dispatch, self._functions
 
     def clear(self) -> None:
         """Drop everything, so that a traceback that refers to this holds no memory."""
@@ -97,6 +93,12 @@ class Recording:
         self._snapshots.clear()
         self.refusal = None
         self.calling = None
+
+    def abandon(self) -> CaptureError | None:
+        """Drop everything and return what was refused, if anything was."""
+        refusal = self.refusal
+        self.clear()
+        return refusal
 
     def poison(self) -> None:
         """Make the contents of everything the forward allocated loud nonsense: NaN for floats."""
@@ -125,7 +127,10 @@ class Recording:
             remedy=remedy or "Compute it on the device, or before the capture",
         )
         self.refusal = self.refusal or error
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or this frame and the traceback would keep each other, and tensors, alive
 
     def write(self, op: Overload, tensor: Tensor) -> None:
         """Note that ``op`` is about to write ``tensor`` in place."""
@@ -147,7 +152,7 @@ class Recording:
 
     def may_draw(self, generator: torch.Generator) -> bool:
         """Say whether the state of this generator is put back after recording."""
-        return generator._cdata in self._generators
+        return _identity(generator) in self._generators
 
     def record(
         self,
@@ -197,10 +202,17 @@ class Recording:
 
 
 class _OperatorMode(TorchDispatchMode):
-    """Runs each operator and records it."""
+    """Runs each operator and records it.
+
+    Attributes:
+        functions: The function mode beside it, for Python that runs where it is switched off.
+    """
+
+    functions: TorchFunctionMode | None
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
+        self.functions = None
         self._recording = recording
 
     def __torch_dispatch__(
@@ -221,13 +233,10 @@ class _OperatorMode(TorchDispatchMode):
         if has_python_kernel(op, "cpu"):
             # Its Python must not run at a replay, so what it calls is recorded in its place.
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-            dispatch, functions = recording.modes()
-            with dispatch, functions:
+            with self, self.functions or contextlib.nullcontext():
                 return op.redispatch(keys, *args, **kwargs)
         self._check(op, args, kwargs)
-        written = [
-            t for t in written_tensors(op, args, kwargs) if t.device.type == "cpu" and t.numel()
-        ]
+        written = [t for t in written_tensors(op, args, kwargs) if t.device.type == "cpu"]
         if resizes(op):
             if not recording.knows(args[0]):
                 recording.refuse(
@@ -387,6 +396,11 @@ def _frozen(value: Any) -> Any:
 def _key(storage: torch.UntypedStorage) -> int:
     # data_ptr() is no identity: it is 0 for every empty storage.
     return storage._cdata
+
+
+def _identity(generator: Any) -> int:
+    # Dispatch hands over another Python object for the same generator.
+    return generator._cdata
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

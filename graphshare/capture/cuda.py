@@ -60,8 +60,10 @@ class CudaGraph:
         self.replay = _replay_released
         self.outputs = None
         with torch.cuda.device(self._device):
-            if not torch.cuda.is_current_stream_capturing():
-                torch.cuda.synchronize()
+            if torch.cuda.is_current_stream_capturing():
+                graph.reset()  # waiting or freeing memory would void the capture under way
+                return
+            torch.cuda.synchronize()
             graph.reset()
         self._memory.trim()
 

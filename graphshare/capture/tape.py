@@ -37,8 +37,8 @@ _active = _Active()
 class TapeGraph:
     """A recorded forward; see :class:`~graphshare.capture.protocol.CapturedGraph`.
 
-    Replays run below autograd: outputs that require gradients keep the history of the recording,
-    and backpropagating through them after a replay raises, since their values have changed.
+    Replays run below autograd, which does not notice that they change values, as with a CUDA
+    graph: to go backward, capture the backward pass too.
     """
 
     outputs: Any
@@ -150,14 +150,11 @@ class TapeBackend:
             # A refusal that the forward swallowed is one still: a GPU's capture is void by then.
             if recording.refusal is not None:
                 raise recording.refusal
-        except Exception as error:
-            refusal = recording.refusal
+        except CaptureError:
             recording.clear()
-            if refusal is None:
-                raise failed("capture", error) from error
-            if refusal is error:
-                raise
-            raise refusal from error
+            raise
+        except Exception as error:
+            raise recording.abandon() or failed("capture", error) from error
         except BaseException:
             recording.clear()
             raise

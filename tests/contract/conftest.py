@@ -1,4 +1,4 @@
-"""Every test here runs on each capture backend; ``cuda`` is skipped, with a reason, without a GPU."""
+"""Every test here runs on each capture backend; ``cuda`` is skipped without a GPU."""
 
 from __future__ import annotations
 

@@ -107,9 +107,7 @@ def test_a_capture_computes_nothing(backend, device):
     assert torch.equal(cache, before[0])
     assert torch.equal(x, before[1])
     graph.replay()
-    torch.testing.assert_close(
-        cache, torch.tensor([1.0, 2.0, 3.0, 4.0, 1.0, 1.0], device=device)
-    )
+    torch.testing.assert_close(cache, torch.tensor([1.0, 2.0, 3.0, 4.0, 1.0, 1.0], device=device))
     torch.testing.assert_close(x, before[1] * 2)
 
 

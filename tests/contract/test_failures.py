@@ -51,13 +51,12 @@ ALLOWED = {
 }
 
 
-def refused(backend, forward) -> BaseException | None:
-    """Capture, expect the error, and keep nothing but its cause: tracebacks hold tensors."""
+def refused(backend, forward) -> None:
+    """Capture, expect the error, and keep nothing of it: its traceback holds tensors."""
     try:
         backend.capture(forward)
-    except CaptureError as error:
-        cause = error.__cause__
-        return None if cause is None else type(cause)("")
+    except CaptureError:
+        return
     pytest.fail("the capture was not refused")
 
 
@@ -272,8 +271,7 @@ def test_a_side_stream_that_is_not_joined_voids_the_capture():
     def forward():
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            y = x + 1
-        return y
+            return x + 1
 
     refused(backend, forward)
 

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 
 from graphshare.capture import make_backend
 
@@ -27,13 +26,11 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).split(width, dim=-1)
         cache[0].index_copy_(0, slots, k)
         cache[1].index_copy_(0, slots, v)
-        q, k, v = (
-            t.view(len(t), self.heads, -1).transpose(0, 1) for t in (q, cache[0], cache[1])
-        )
+        q, k, v = (t.view(len(t), self.heads, -1).transpose(0, 1) for t in (q, cache[0], cache[1]))
         seen = torch.arange(cache.shape[1], device=x.device) < lengths[:, None]
-        a = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         x = x + self.out(a.transpose(0, 1).reshape(tokens, width))
-        return x + self.down(F.silu(self.up(self.norm2(x))))
+        return x + self.down(nn.functional.silu(self.up(self.norm2(x))))
 
 
 @settings(max_examples=max(1, settings.default.max_examples // 4))

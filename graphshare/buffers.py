@@ -67,7 +67,8 @@ class PersistentBuffer:
             fill = 0
         else:
             fill = padding
-            if torch.tensor(padding, dtype=torch.float64).to(dtype).double().item() != padding:
+            held = torch.tensor(padding, dtype=torch.float64).to(dtype).double().item()
+            if held != padding and not (held != held and padding != padding):
                 raise ValueError(f"{name}: {dtype} cannot hold the padding {padding}")
         self.name = name
         self.padding = padding

@@ -1,0 +1,164 @@
+"""GraphPool: invalidate, release, close, and what is left when it is gone."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import weakref
+
+import pytest
+import torch
+
+from graphshare import (
+    ReleasedStateError,
+    Staleness,
+    StaleStateError,
+)
+from graphshare.freshness import ledger_for
+from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, served
+
+
+def test_invalidate_one_or_all():
+    """What an unseen build for that key may have written is stale."""
+    pool = captured(Apart(), live_keys=2)
+    pool.refresh(BIG, 1)
+    pool.refresh(SMALL, 2)
+    pool.invalidate(BIG)
+    assert pool.statistics().fresh == (SMALL,)
+    with pytest.raises(StaleStateError) as caught:
+        pool.replay(BIG)
+    assert caught.value.rule is Staleness.INVALIDATED
+    assert caught.value.written_by == ("pool", BIG)
+    pool.refresh(BIG, 1)
+    pool.invalidate()
+    assert pool.statistics().fresh == ()
+
+    together = captured(live_keys=2)
+    together.refresh(BIG, 1)
+    together.invalidate(SMALL)
+    assert together.statistics().fresh == ()
+
+
+def test_close_is_idempotent():
+    """Everything goes once; what comes after is refused as released."""
+    pool = captured()
+    bound = pool.bind(BIG)
+    pool.close()
+    pool.close()
+    assert len(pool) == 0
+    for call in (
+        bound.replay,
+        lambda: pool.replay(BIG),
+        lambda: pool.refresh(BIG, 1),
+        lambda: pool.capture([BIG], double),
+        lambda: pool.bind(BIG),
+    ):
+        with pytest.raises(ReleasedStateError):
+            call()
+    assert pool.dispatch(num_tokens=1, num_reqs=1) is None
+    assert pool.statistics().keys == 0
+
+
+def test_a_pool_is_a_context_manager():
+    """It closes on leaving, and hides no exception."""
+    with captured() as pool:
+        assert served(pool, BIG, 1) == [2] * 4
+    assert pool.closed
+    with pytest.raises(ZeroDivisionError), captured() as pool:
+        raise ZeroDivisionError
+    assert pool.closed
+
+
+def test_a_dropped_pool_leaves_no_trace():
+    """States, owner, tensors and footprints go with the pool; no other pool is disturbed."""
+    gc.collect()
+    ledger = ledger_for(torch.device("cpu"))
+    live, books = set(ledger.live), set(ledger._books)
+    owner = Owner()
+    pool = captured(owner, live_keys=2)
+    other = captured(owner, name="other")
+    pool.refresh(BIG, 1)
+    pool.replay(BIG)
+    assert set(ledger.live) > live
+    gone = [weakref.ref(each) for each in (pool, pool.holdings, pool.backend)]
+    del pool
+    gc.collect()
+    assert all(ref() is None for ref in gone)
+    assert served(other, BIG, 1) == [2] * 4
+
+    gone = [weakref.ref(owner), weakref.ref(owner.buffer)]
+    del owner, other
+    gc.collect()
+    assert all(ref() is None for ref in gone)
+    assert set(ledger.live) == live
+    assert set(ledger._books) == books
+
+
+def test_a_footprint_goes_with_its_pool():
+    """By default a build may write all leaves of its owner, but not those of a pool that is gone."""
+
+    class Tail(Owner):
+        def build(self, key, batch, phase):
+            return self.buffer[6:].fill_(0.0 if batch is None else batch)
+
+    owner, tail = Owner(), Tail()
+    tail.buffer = owner.buffer
+    narrow, other = captured(owner, name="narrow"), captured(tail, name="tail", keys=[SMALL])
+    wide = captured(owner, name="wide", keys=[BatchDescriptor(8)])
+    other.refresh(SMALL, 1)
+    narrow.refresh(BIG, 1)
+    with pytest.raises(StaleStateError) as caught:
+        other.replay(SMALL)
+    assert caught.value.written_by == ("narrow", BIG)
+
+    del wide
+    gc.collect()
+    other.refresh(SMALL, 1)
+    narrow.refresh(BIG, 1)
+    assert other.replay(SMALL).tolist() == [2] * 2
+
+
+@pytest.mark.parametrize("checks", ["fast", "strict", "off"])
+def test_memory_is_flat(checks):
+    """100,000 refreshes and replays leave no more behind than the first thousands did."""
+    owner = Owner()
+    owner.builds = _Forgetful()
+    pool = captured(owner, checks=checks, live_keys=2)
+    bound = pool.bind(BIG)
+    rounds = 45_000 if checks == "fast" else 10_000
+
+    def serve(times):
+        for step in range(times):
+            pool.refresh(BIG, step)
+            bound.replay()
+            pool.refresh(SMALL, step)
+            pool.replay(SMALL)
+            pool.dispatch(num_tokens=1 + step % 4, num_reqs=1)
+
+    serve(5_000)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        serve(100)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    serve(rounds)
+    gc.collect()
+    objects = len(gc.get_objects())
+    tracemalloc.start()
+    try:
+        serve(100)
+        gc.collect()
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(gc.get_objects()) <= objects + 10
+    assert after <= before + 4_000
+    assert pool.statistics().refreshes == 2 * (5_200 + rounds)
+
+
+class _Forgetful(list):
+    def append(self, _):
+        pass

@@ -308,13 +308,16 @@ class GraphPool(PoolCore[K]):
         ):
             for key in keys:
                 state = capturing.state(key, Phase.WARMUP)
-                self.backend.warmup(partial(forwards[key], key, state))
+                with self.refuse.capture_errors(key):
+                    self.backend.warmup(partial(forwards[key], key, state))
                 step(f"warm up {key}")
             for key in keys:
                 state = capturing.state(key, Phase.CAPTURE)
-                graph = self.backend.capture(
-                    partial(forwards[key], key, state), protected=capturing.protected(key)
-                )
+                protected = capturing.protected(key)
+                with self.refuse.capture_errors(key):
+                    graph = self.backend.capture(
+                        partial(forwards[key], key, state), protected=protected
+                    )
                 capturing.commit(
                     key,
                     graph.replay,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from graphshare.errors import (
     AddressChangedError,
     BakedValueChangedError,
+    CaptureError,
     GraphShareError,
     KeyMismatchError,
     OwnershipError,
@@ -55,6 +57,23 @@ class Refusals:
         """Count an error that is about to be raised, and return it."""
         self.counts[type(error).__name__] += 1
         return error
+
+    @contextmanager
+    def capture_errors(self, key: Hashable) -> Generator[None]:
+        """Say of a backend's ``CaptureError`` which pool and key it was."""
+        try:
+            yield
+        except CaptureError as error:
+            raise self.counted(
+                CaptureError(
+                    f"{self.name}: {error.what}",
+                    expected=error.expected,
+                    got=error.got,
+                    key=key,
+                    consequence=error.consequence,
+                    remedy=error.remedy,
+                )
+            ) from (error.__cause__ or error)
 
     def unknown_key(
         self, doing: str, missing: Sequence[Hashable], nearest: Sequence[Hashable]

@@ -48,7 +48,7 @@ def new_models(config: ToyConfig, seed: int = 0) -> tuple[TargetModel, DraftMode
 
 
 def save_models(
-    path: Path, target: TargetModel, draft: DraftModel, facts: Mapping[str, Any]
+    path: Path | str, target: TargetModel, draft: DraftModel, facts: Mapping[str, Any]
 ) -> None:
     """Write both models.
 
@@ -71,20 +71,20 @@ def save_models(
     library.save_file(tensors, str(path), metadata=about)
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    if not path.is_file():
+def _metadata(path: Path | str) -> dict[str, str]:
+    if not Path(path).is_file():
         raise FileNotFoundError(f"no checkpoint at {path}")
     with _safetensors().safe_open(str(path), framework="pt") as opened:
         return opened.metadata() or {}
 
 
-def read_facts(path: Path = SHIPPED) -> dict[str, Any]:
+def read_facts(path: Path | str = SHIPPED) -> dict[str, Any]:
     """Return what :func:`save_models` was told about the training."""
     return json.loads(_metadata(path).get("facts", "{}"))
 
 
 def load_models(
-    path: Path = SHIPPED, device: torch.device | str = "cpu"
+    path: Path | str = SHIPPED, device: torch.device | str = "cpu"
 ) -> tuple[TargetModel, DraftModel]:
     """Read both models, float32, without gradients.
 

@@ -111,8 +111,8 @@ def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _bits_per_byte(model: TargetModel, stream: torch.Tensor, autocast: _Autocast) -> float:
-    """Measure on consecutive windows, at most 128 of them."""
-    count = min(128, (len(stream) - 1) // _LENGTH)
+    """Measure on consecutive windows, at most 64 of them."""
+    count = min(64, (len(stream) - 1) // _LENGTH)
     windows = stream[: count * _LENGTH + 1]
     inputs = windows[:-1].view(count, _LENGTH)
     labels = windows[1:].view(count, _LENGTH)
@@ -229,7 +229,7 @@ def train_draft(
     optimizer = _optimizer(draft, options.draft_rate, 0.05)
     best, kept = 0.0, _copy(draft)
     looked = 0.0
-    left = seconds - (time.monotonic() - begun)
+    left = max(1.0, seconds - (time.monotonic() - begun))
 
     def agreement() -> torch.Tensor:
         with torch.no_grad():
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target_seconds = options.seconds * _TARGET_SHARE
     begun = time.monotonic()
     train_target(target, train, validation, target_seconds, options, autocast)
-    left = options.seconds - (time.monotonic() - begun)
+    left = max(1.0, options.seconds - (time.monotonic() - begun))
     train_draft(draft, target, train, validation, left, options, autocast)
 
     def write(facts: dict[str, Any]) -> None:

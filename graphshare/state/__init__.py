@@ -15,7 +15,7 @@ from graphshare.memory import plain_tensors
 from graphshare.state.checker import LayoutChecker
 from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
-from graphshare.state.nest import labelled, unroll, walk
+from graphshare.state.nest import distinct, walk
 from graphshare.state.nodes import is_on
 from graphshare.state.rules import Rule, RuleSet, check_rules
 
@@ -65,7 +65,7 @@ def device_tensors(
     place = torch.device(device)
     found: dict[int, torch.Tensor] = {}
     with plain_tensors():
-        for _, value, rule in unroll(state, labelled, RuleSet(rules)):
+        for value, rule in distinct(state, RuleSet(rules)):
             if rule != "any" and isinstance(value, torch.Tensor) and is_on(value.device, place):
                 found.setdefault(id(value), value)
     return list(found.values())

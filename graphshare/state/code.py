@@ -229,7 +229,7 @@ class _Function:
     def value(self, value: Any, rule: str, name: str) -> str:
         """The condition under which it may be another value."""
         kind = self.type_name(type(value))
-        if rule == "at_most" and is_number(value):
+        if rule == "at_most" and is_number(value) and value == value:  # a NaN bounds nothing
             return f"type({name}) is not {kind} or not {name} <= {self.constant(value)}"
         if value is None or value is True or value is False:
             return f"{name} is not {value}"

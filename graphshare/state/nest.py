@@ -15,7 +15,7 @@ import torch
 
 from graphshare.state.rules import RuleSet
 
-__all__ = ["Kind", "Shape", "Step", "children", "label", "shape_of", "unroll", "walk"]
+__all__ = ["Kind", "Shape", "Step", "children", "distinct", "label", "shape_of", "unroll", "walk"]
 
 MAX_LEAVES = 1 << 20
 """Most leaves, counted once for each path, that a state may have."""
@@ -37,6 +37,9 @@ class Kind(enum.Enum):
     SEQUENCE = enum.auto()
     MAPPING = enum.auto()
     OBJECT = enum.auto()
+
+
+_LEAVES = (Kind.TENSOR, Kind.VALUE)
 
 
 class Shape(NamedTuple):
@@ -151,7 +154,7 @@ def children(value: Any) -> Iterable[tuple[Step, Any]] | None:
     """
     cls = type(value)
     shape = shape_of(cls)
-    if shape.kind is Kind.TENSOR or shape.kind is Kind.VALUE:
+    if shape.kind in _LEAVES:
         return None
     found: list[tuple[Step, Any]] = []
     if shape.kind is Kind.SEQUENCE:
@@ -232,6 +235,57 @@ def unroll(
         around.add(id(value))
         stack.append(("", None, value, 0))
         stack.extend((path, name, item, index) for name, item in reversed(list(inside)))
+
+
+def distinct(state: Any, rules: RuleSet) -> Iterable[tuple[Any, str]]:
+    """Every leaf as ``(leaf, rule)``, in the order of the walk, at least once for each rule.
+
+    As :func:`unroll`, but a container is not entered again where the same rules hold within, if
+    the patterns are such that this can be told.
+
+    Args:
+        state: Any nest.
+        rules: Containers in which all is ``any`` are passed by.
+
+    Raises:
+        ValueError: Without that shortcut, there are more than :data:`MAX_LEAVES` leaves.
+    """
+    found = _each_once(state, rules) if rules.by_ending else None
+    if found is None:
+        return ((value, rule) for _, value, rule in unroll(state, labelled, rules))
+    return found
+
+
+def _each_once(state: Any, rules: RuleSet) -> list[tuple[Any, str]] | None:
+    """What :func:`distinct` gives; ``None`` if there is a cycle, where each path is another."""
+    found: list[tuple[Any, str]] = []
+    seen: set[tuple[int, int, str]] = set()
+    alive: list[Any] = []  # an id is only good while its object lives
+    around: set[int] = set()
+    stack: list[tuple[str, str | None, Any, int]] = [("", "", state, rules.ceiling)]
+    while stack:
+        prefix, name, value, index = stack.pop()
+        if name is None:
+            around.discard(id(value))
+            continue
+        path = f"{prefix}.{name}" if prefix else name
+        if shape_of(type(value)).kind in _LEAVES:
+            found.append((value, rules.rule(path, index)))
+            continue
+        if id(value) in around:
+            return None
+        index = rules.within(path, index)
+        context = (id(value), index, rules.context(path))
+        if context in seen or rules.leaves_out(index):
+            continue
+        seen.add(context)
+        alive.append(value)
+        around.add(id(value))
+        stack.append(("", None, value, 0))
+        stack.extend(
+            (path, name, item, index) for name, item in reversed(list(labelled(value) or ()))
+        )
+    return found
 
 
 _NO_RULES = RuleSet()

@@ -48,7 +48,7 @@ class _Planner:
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
         self.checks: dict[Any, Check] = {}
-        self.done: dict[int, Check] = {}
+        self.done: dict[tuple[int, int, str], Check] = {}
         self.frames: list[_Frame] = []
         self.around: set[int] = set()
         self.visits = 0
@@ -78,8 +78,9 @@ class _Planner:
             index = rules.within(path, index)
             if rules.leaves_out(index):
                 return self.leaf(node, "any")
-        elif id(node) in self.done:
-            return self.done[id(node)]
+        done = self.done.get((id(node), index, rules.context(path)))
+        if done is not None:
+            return done
         self.around.add(id(node))
         self.frames.append(_Frame(node, path, index))
         return None
@@ -95,7 +96,7 @@ class _Planner:
             for part in frame.parts.values():
                 if isinstance(part, Check):
                     part.uses += 1
-        self.done[id(frame.node)] = check
+        self.done[id(frame.node), frame.index, self.rules.context(frame.path)] = check
         return check
 
     def run(self, root: Node) -> Check:

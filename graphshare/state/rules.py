@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 __all__ = ["Rule", "RuleSet", "check_rules"]
 
+_WILD = re.compile(r"[*?\[]")
+
 Rule = Literal["equal", "at_most", "any"]
 """``equal`` to what was captured; ``at_most`` that number; ``any`` value or layout at all."""
 
@@ -52,7 +54,7 @@ class RuleSet:
         rules: Path pattern to rule.
     """
 
-    __slots__ = ("_ceiling", "_first_strict", "_patterns", "_rules", "source")
+    __slots__ = ("_ceiling", "_first_strict", "_patterns", "_reach", "_rules", "source")
 
     def __init__(self, rules: Mapping[str, str] | None = None) -> None:
         check_rules(rules)
@@ -62,6 +64,13 @@ class RuleSet:
         self._ceiling = len(self._rules)
         strict = (i for i, rule in enumerate(self._rules) if rule != "any")
         self._first_strict = next(strict, self._ceiling)
+        # How many names at the end of a path decide; None if a pattern looks at more than the end.
+        self._reach: int | None = 0
+        for name, _ in self.source:
+            if name[:2] != "*." or _WILD.search(name, 2):
+                self._reach = None
+                break
+            self._reach = max(self._reach, name.count("."))
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -84,6 +93,23 @@ class RuleSet:
             return 0
         found = self._first(path, below)
         return found if found < self._ceiling and self._rules[found] == "any" else below
+
+    @property
+    def by_ending(self) -> bool:
+        """Whether every pattern is ``*.`` and a name, so that the end of a path decides."""
+        return self._reach is not None
+
+    def context(self, path: str) -> str:
+        """All of a container's path that decides the rules within, for a given index.
+
+        Containers that are one object, under two paths of one context, need one look: layers
+        share their metadata, and most patterns are a name after ``*.``.
+        """
+        if self._reach is None:
+            return path
+        if self._reach < 2:
+            return ""
+        return ".".join(path.rsplit(".", self._reach - 1)[1 - self._reach :])
 
     def leaves_out(self, below: int) -> bool:
         """Whether nothing in a container with this index can be but ``any``."""

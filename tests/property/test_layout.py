@@ -7,6 +7,7 @@ new views each time, its shared parts shared or not. Then one thing in it is cha
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -285,8 +286,11 @@ def changed(draw: st.DrawFn) -> tuple[Branch, Any, Any, set[tuple[str, str]]]:
     """A specification, its nest before and after one change, and the differences to be seen."""
     spec = draw(nests())
     before = build(spec, share=draw(booleans))
-    spots = {id(part): part for _, part in spell(spec)}
-    part = draw(st.sampled_from(list(spots.values())))
+    if draw(booleans):
+        part = _unshared(draw, spec)
+    else:
+        spots = {id(part): part for _, part in spell(spec)}
+        part = draw(st.sampled_from(list(spots.values())))
     where = {path for path, other in spell(spec) if other is part}
     wanted: set[tuple[str, str]]
     if isinstance(part, Place):
@@ -309,6 +313,27 @@ def changed(draw: st.DrawFn) -> tuple[Branch, Any, Any, set[tuple[str, str]]]:
         wanted = _change_branch(draw, spec, part, where)
     assume(wanted)
     return spec, before, build(spec, share=draw(booleans)), wanted
+
+
+def _unshared(draw: st.DrawFn, spec: Branch) -> Spec:
+    """Makes one place's part its own, so that a change shows there alone."""
+    branches = [part for _, part in spell(spec) if isinstance(part, Branch)]
+    places = [
+        (branch, i)
+        for branch in {id(branch): branch for branch in branches}.values()
+        for i, (name, _) in enumerate(branch.items)
+        if name != "up"
+    ]
+    if not places:
+        return spec
+    branch, i = draw(st.sampled_from(places))
+    name, part = branch.items[i]
+    if isinstance(part, Branch):
+        alone: Spec = Branch(part.kind, list(part.items))
+    else:
+        alone = copy.copy(part)
+    branch.items[i] = (name, alone)
+    return alone
 
 
 def _change_branch(
@@ -375,6 +400,18 @@ def test_at_most_bounds_numbers_of_one_type(captured: Any, got: Any) -> None:
     state = {"max_seq_len": got}
     assert checker.matches(state) is wanted
     assert (checker.differences(state) == []) is wanted
+
+
+def test_no_two_host_values_are_the_same_but_each_is_like_itself() -> None:
+    for i, make in enumerate(HOST_VALUES):
+        for rule in ("equal", "at_most"):
+            checker = LayoutChecker((make(),), "cpu", {"0": rule})
+            assert checker.differences((make(),)) == []
+            assert checker.matches((make(),)), make()
+        checker = LayoutChecker((make(),), "cpu")
+        for j, other in enumerate(HOST_VALUES):
+            assert (checker.differences((other(),)) == []) is (i == j)
+            assert checker.matches((other(),)) is (i == j), (make(), other())
 
 
 IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -29,6 +29,17 @@ def test_interleaved_columns_share_no_byte() -> None:
     assert left.union(right) == MemoryRanges.of([table])
 
 
+def test_a_part_is_contained_and_what_sticks_out_is_not() -> None:
+    base = torch.zeros(12)
+    middle = MemoryRanges.of([base[4:8]])
+    assert MemoryRanges.of([base]).contains(middle)
+    assert middle.contains(MemoryRanges.of([base[5:6], base[7:8]]))
+    for other in (base[3:8], base[4:9], base[:4], base[8:], base[4:12:4]):
+        assert not middle.contains(MemoryRanges.of([other]))
+    assert not middle.overlaps(MemoryRanges.of([base[:4], base[8:]]))
+    assert middle.overlaps(MemoryRanges.of([base[:4], base[7:]]))
+
+
 def test_a_transposed_or_expanded_view_has_the_bytes_of_its_base() -> None:
     base = torch.zeros(4, 5)
     assert MemoryRanges.of([base.t()]) == MemoryRanges.of([base])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 import decimal
 import enum
@@ -86,6 +87,58 @@ def test_a_shared_part_is_reported_under_each_path() -> None:
         ("b.t", "shape"),
     ]
     assert seen({"a": one, "b": one}, {"a": one, "b": other}) == [("b.t", "shape")]
+
+
+def test_a_shared_part_is_reported_below_each_of_its_containers() -> None:
+    def state(shared: Any) -> Any:
+        return {"a": [shared], "b": (shared,), "c": {"d": [shared]}}
+
+    tensor = torch.zeros(4)
+    assert seen(state({"t": tensor}), state({"t": tensor[:2]})) == [
+        ("a.0.t", "shape"),
+        ("b.0.t", "shape"),
+        ("c.d.0.t", "shape"),
+    ]
+
+
+def test_each_place_of_a_shared_tensor_is_checked() -> None:
+    tensor = torch.zeros(4)
+    state = [tensor, tensor, tensor[:]]
+    assert LayoutChecker(state, "cpu").matches([tensor, tensor[:], tensor])
+    for i in range(3):
+        after = list(state)
+        after[i] = tensor[1:]
+        assert seen(state, after) == [(str(i), "address"), (str(i), "shape")]
+        after[i] = tensor.view(torch.int32)
+        assert seen(state, after) == [(str(i), "dtype")]
+    views = [tensor, tensor.view(torch.int32)]
+    assert seen(views, [tensor, tensor]) == [("1", "dtype")]
+
+
+def test_rules_tell_the_places_of_a_shared_part_apart() -> None:
+    one, other = {"n": 1}, {"n": 2}
+    rules = {"a.n": "any"}
+    assert seen({"a": one, "b": one}, {"a": other, "b": one}, rules) == []
+    assert seen({"a": one, "b": one}, {"a": other, "b": other}, rules) == [("b.n", "value")]
+    assert seen({"b": one, "a": one}, {"b": other, "a": other}, rules) == [("b.n", "value")]
+
+
+def test_values_that_are_made_while_looking() -> None:
+    class Views(collections.abc.Mapping[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            return base[: int(name)]
+
+        def __iter__(self) -> Any:
+            return iter("1234")
+
+        def __len__(self) -> int:
+            return 4
+
+    base = torch.zeros(4)
+    leaves = layout_of(types.MappingProxyType(Views()), "cpu").leaves
+    assert [(leaf.path, leaf.shape) for leaf in leaves if isinstance(leaf, TensorLeaf)] == [
+        (name, (int(name),)) for name in "1234"
+    ]
 
 
 def test_unsharing_alone_is_no_difference_and_stays_on_the_fast_path() -> None:

@@ -19,12 +19,9 @@ __all__ = [
     "has_python_kernel",
     "host_need",
     "out_overload",
-    "overload_of",
     "resizes",
     "written_tensors",
 ]
-
-aten = torch.ops.aten
 
 # PyTorch has no public name for "one overload of an operator".
 Overload = OpOverload
@@ -68,11 +65,6 @@ _MASKS = (torch.bool, torch.uint8)
 class _Argument(NamedTuple):
     position: int | None  # None: keyword-only
     name: str
-
-
-def overload_of(function: Any) -> OpOverload:
-    """Return ``function`` typed as the operator overload that dispatch hands over."""
-    return function
 
 
 def _value(argument: _Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +23,15 @@ from graphshare.capture._operators import (
     out_overload,
     resizes,
     written_tensors,
+)
+from graphshare.capture._tensors import (
+    bytes_of,
+    each_once,
+    flat,
+    frozen,
+    generator_key,
+    poison_byte,
+    storage_key,
 )
 from graphshare.errors import CaptureError
 from graphshare.memory import MemoryRanges
@@ -70,7 +79,7 @@ class Recording:
         self.steps: list[Callable[[], Any]] = []
         self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.refusal: CaptureError | None = None
-        self._generators = {_identity(g): (g, g.get_state()) for g in generators}
+        self._generators = {generator_key(g): (g, g.get_state()) for g in generators}
         self._protected = MemoryRanges.of(t for t in protected if t.device.type == "cpu")
         self._snapshots: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.host_scalar = False
@@ -103,7 +112,7 @@ class Recording:
     def poison(self) -> None:
         """Make the contents of everything the forward allocated loud nonsense: NaN for floats."""
         for storage, dtype in self.created.values():
-            _bytes(storage).fill_(_poison_byte(dtype))
+            bytes_of(storage).fill_(poison_byte(dtype))
 
     @property
     def nbytes(self) -> int:
@@ -142,17 +151,17 @@ class Recording:
                 remedy="Declare it: capture(..., writes_state=True)",
             )
         storage = tensor.untyped_storage()
-        key = _key(storage)
+        key = storage_key(storage)
         if key not in self.created and key not in self._snapshots:
             self._snapshots[key] = (storage, storage.clone())
 
     def knows(self, tensor: Tensor) -> bool:
         """Say whether the forward allocated this tensor's memory itself."""
-        return _key(tensor.untyped_storage()) in self.created
+        return storage_key(tensor.untyped_storage()) in self.created
 
     def may_draw(self, generator: torch.Generator) -> bool:
         """Say whether the state of this generator is put back after recording."""
-        return _identity(generator) in self._generators
+        return generator_key(generator) in self._generators
 
     def record(
         self,
@@ -163,24 +172,24 @@ class Recording:
         written: Sequence[Tensor],
     ) -> None:
         """Write down a call that has just run."""
-        read = {_key(t.untyped_storage()) for t in _flat((args, tuple(kwargs.values())))}
-        results = list(_flat(result))
+        read = {storage_key(t.untyped_storage()) for t in flat((args, tuple(kwargs.values())))}
+        results = list(flat(result))
         fresh = [
             (place, t)
             for place, t in enumerate(results)
-            if t.device.type == "cpu" and _key(t.untyped_storage()) not in read
+            if t.device.type == "cpu" and storage_key(t.untyped_storage()) not in read
         ]
         for _, tensor in fresh:
             storage = tensor.untyped_storage()
-            self.created.setdefault(_key(storage), (storage, tensor.dtype))
+            self.created.setdefault(storage_key(storage), (storage, tensor.dtype))
         returns = op._schema.returns
         if not fresh and not written and returns:
             return  # a view, or facts about shapes
         if fresh and op._schema.name in _UNINITIALISED:
             return
-        call_args, call_kwargs = _frozen(args), _frozen(kwargs)
+        call_args, call_kwargs = frozen(args), frozen(kwargs)
         if not fresh:
-            self.steps.append(functools.partial(op, *call_args, **call_kwargs))
+            self.steps.append(functools.partial(op.op, *call_args, **call_kwargs))
             return
         targets = [(place, tensor.detach()) for place, tensor in fresh]
         out = None
@@ -188,9 +197,9 @@ class Recording:
             out = _out_of(op, [tensor for _, tensor in targets])
         if out is not None:
             out_op, outs = out
-            self.steps.append(functools.partial(out_op, *call_args, **call_kwargs, **outs))
+            self.steps.append(functools.partial(out_op.op, *call_args, **call_kwargs, **outs))
         else:
-            call = functools.partial(op, *call_args, **call_kwargs)
+            call = functools.partial(op.op, *call_args, **call_kwargs)
             self.steps.append(_Recompute(op, call, targets))
 
     def _undo(self) -> None:
@@ -198,7 +207,7 @@ class Recording:
             generator.set_state(state)
         for storage, before in self._snapshots.values():
             if storage.nbytes() == before.nbytes():
-                _bytes(storage).copy_(_bytes(before))
+                bytes_of(storage).copy_(bytes_of(before))
 
 
 class _OperatorMode(TorchDispatchMode):
@@ -260,7 +269,7 @@ class _OperatorMode(TorchDispatchMode):
         need = host_need(op, args, kwargs, host_scalar=recording.host_scalar)
         if need is not None:
             recording.refuse(op, need)
-        for tensor in _flat((args, tuple(kwargs.values()))):
+        for tensor in flat((args, tuple(kwargs.values()))):
             if tensor.device.type not in ("cpu", "meta") or tensor.layout is not torch.strided:
                 recording.refuse(op, f"a {tensor.layout} tensor on {tensor.device}")
         for generator in generators_in(args, kwargs):
@@ -337,7 +346,7 @@ class _Recompute:
         self._targets = targets
 
     def __call__(self) -> None:
-        results = list(_flat(self._call()))
+        results = list(flat(self._call()))
         for place, target in self._targets:
             result = results[place]
             if result.shape != target.shape:
@@ -348,71 +357,16 @@ class _Recompute:
                     consequence="A shape that depends on the data cannot be captured",
                     remedy="Make the operator return one shape whatever the data",
                 )
-            _once(target).copy_(_once(result))
+            each_once(target).copy_(each_once(result))
 
 
 def _out_of(op: Overload, targets: list[Tensor]) -> tuple[Overload, dict[str, Tensor]] | None:
     found = out_overload(op)
     # An expanded result cannot be an out= tensor: several of its elements share memory.
-    if found is None or any(_once(target) is not target for target in targets):
+    if found is None or any(each_once(target) is not target for target in targets):
         return None
     out_op, names = found
     return out_op, dict(zip(names, targets, strict=True))
-
-
-def _once(tensor: Tensor) -> Tensor:
-    """Return a view with every element of an expanded tensor once."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def _flat(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _flat(item)
-
-
-def _frozen(value: Any) -> Any:
-    """Copy arguments so that nothing the caller does to its own objects later shows.
-
-    A tensor becomes another tensor object on the same memory: ``x.data = y`` after the capture
-    moves ``x``, and not what was captured.
-    """
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple):
-        return tuple(_frozen(item) for item in value)
-    if isinstance(value, list):
-        return [_frozen(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return value
-
-
-def _key(storage: torch.UntypedStorage) -> int:
-    # data_ptr() is no identity: it is 0 for every empty storage.
-    return storage._cdata
-
-
-def _identity(generator: Any) -> int:
-    # Dispatch hands over another Python object for the same generator.
-    return generator._cdata
-
-
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-def _poison_byte(dtype: torch.dtype) -> int:
-    if dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
-        return 0x80
-    if dtype.is_floating_point or dtype.is_complex:
-        return 0xFF
-    return 0x01 if dtype is torch.bool else 0xA5
 
 
 def _from_host(index: Any) -> bool:

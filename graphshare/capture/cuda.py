@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
+from graphshare.capture._failure import forward_raised
 from graphshare.capture._graph_memory import GraphMemory, memory_for, quiet
 from graphshare.errors import CaptureError, ReleasedStateError
 
@@ -160,7 +161,7 @@ class CudaBackend:
             try:
                 return forward()
             except Exception as error:
-                raise _failed("warmup", error) from error
+                raise forward_raised("warmup", error) from error
 
     def capture(
         self, forward: Callable[[], Any], *, protected: Sequence[torch.Tensor] = ()
@@ -199,7 +200,7 @@ class CudaBackend:
                 )
                 if isinstance(error, CaptureError) or not isinstance(error, Exception):
                     raise
-                raise _failed("capture", error) from error
+                raise forward_raised("capture", error) from error
             nbytes = memory.reserved_bytes - reserved_bytes
             return CudaGraph(graph, outputs, nbytes, self.device, memory)
 
@@ -266,13 +267,6 @@ class _Attempt:
             ) from error
         self.ended = True
         return outputs
-
-
-def _failed(what: str, error: Exception) -> CaptureError:
-    return CaptureError(
-        f"{what}: the forward raised {type(error).__name__}: {error}",
-        consequence="Nothing was captured, and what was captured before is as it was",
-    )
 
 
 def _replay_released() -> NoReturn:

@@ -3,7 +3,10 @@
 What it cannot show, because nothing that PyTorch offers on a CPU sees it:
 
 * writes and reads from C: a kernel that is handed ``data_ptr()``, NumPy memory that was shared
-  before the capture, code that ``torch.compile`` made, other threads;
+  before the capture, code that ``torch.compile`` made, operators that other threads run,
+  ``torch.frombuffer``;
+* memory that an operator's schema does not own up to: a custom operator that writes an argument
+  must say so (``mutates_args``), or a capture leaves that write behind;
 * reuse of memory between graphs: each tape keeps all its intermediate results, so outputs stay
   valid where another graph's replay would overwrite them on a GPU;
 * races between kernels or streams, and reads out of bounds (the CPU operators raise);
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 
+from graphshare.capture._failure import forward_raised
 from graphshare.capture._recording import Recording
 from graphshare.errors import CaptureError, ReleasedStateError
 
@@ -115,7 +119,7 @@ class TapeBackend:
         try:
             return forward()
         except Exception as error:
-            raise failed("warmup", error) from error
+            raise forward_raised("warmup", error) from error
 
     def capture(
         self, forward: Callable[[], Any], *, protected: Sequence[torch.Tensor] = ()
@@ -154,7 +158,7 @@ class TapeBackend:
             recording.clear()
             raise
         except Exception as error:
-            raise recording.abandon() or failed("capture", error) from error
+            raise recording.abandon() or forward_raised("capture", error) from error
         except BaseException:
             recording.clear()
             raise
@@ -166,14 +170,6 @@ class TapeBackend:
 
     def synchronize(self) -> None:
         """Do nothing: operators on a CPU have run when they return."""
-
-
-def failed(what: str, error: Exception) -> CaptureError:
-    """Make the error for a forward that raised."""
-    return CaptureError(
-        f"{what}: the forward raised {type(error).__name__}: {error}",
-        consequence="Nothing was captured, and what was captured before is as it was",
-    )
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from graphshare import BatchDescriptor, GraphPool
+from graphshare import BatchDescriptor, GraphPool, share_states
 
-BIG, SMALL = BatchDescriptor(4, 4), BatchDescriptor(2, 2)
+BIG, SMALL = KEYS = BatchDescriptor(4, 4), BatchDescriptor(2, 2)
 
 
 class Owner:
@@ -58,3 +58,20 @@ def captured(owner=None, keys=(BIG, SMALL), forward=double, **options):
 def served(pool, key, batch):
     pool.refresh(key, batch)
     return pool.replay(key).tolist()
+
+
+def triple(key, state):
+    return state * 3
+
+
+def borrower(name="draft", **options):
+    return GraphPool(name, device="cpu", **options)
+
+
+def pair(owner=None, *, keys=KEYS, options=None, **loan):
+    """A target that has captured, a draft that borrows from it and has captured, the handle."""
+    target, draft = make(owner, name="target"), borrower(**(options or {}))
+    shared = share_states(target, draft, **loan)
+    target.capture(KEYS, double)
+    draft.capture(keys, triple)
+    return target, draft, shared

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from graphshare import (
+    BatchDescriptor,
     ReleasedStateError,
     Staleness,
     StaleStateError,
@@ -95,7 +96,7 @@ def test_a_dropped_pool_leaves_no_trace():
 
 
 def test_a_footprint_goes_with_its_pool():
-    """By default a build may write all leaves of its owner, but not those of a pool that is gone."""
+    """By default a build may write all leaves of its owner, without those of a gone pool."""
 
     class Tail(Owner):
         def build(self, key, batch, phase):

@@ -32,7 +32,7 @@ from graphshare.adapters.toy.forwards import Forwards
 from graphshare.adapters.toy.model import TargetModel
 from graphshare.adapters.toy.owner import PagedOwner
 from graphshare.adapters.toy.speculation import EagerRunner, SpeculativeEngine, StepCounts
-from graphshare.adapters.toy.text import load_corpus
+from graphshare.adapters.toy.text import load_corpus, shipped_passages
 
 __all__ = ["main"]
 
@@ -328,9 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     write({})  # first of all: the report below may be interrupted
     stored_target, stored_draft = load_models(options.out, device)
-    prompts = [encode(text)[:_PROMPT] for text in corpus.held_out if len(text) >= 2 * _PROMPT][
-        : options.eval_prompts
-    ]
+    prompts = [encode(text)[:_PROMPT] for text in shipped_passages()][: options.eval_prompts]
     counts, outputs = measure(
         stored_target, stored_draft, prompts, options.eval_tokens, device, options.draft_tokens
     )

@@ -64,7 +64,7 @@ class Capturing(Generic[_K]):
         self._drafts: dict[_K, _Draft[_K]] = {}
         self._own: dict[Hashable, StateRecord] = {}  # new states, by state key
         self._fixed: dict[int, set[_K]] = {}  # keys captured on a new state, by its number
-        self._prepare(keys)
+        self._requested = keys
 
     @property
     def keys(self) -> tuple[_K, ...]:
@@ -181,6 +181,12 @@ class Capturing(Generic[_K]):
 
     def __enter__(self) -> Capturing[_K]:
         self._pool.begin_capture()
+        try:
+            # Not earlier: what the pool holds may have changed since capturing() was called.
+            self._prepare(self._requested)
+        except BaseException:
+            self._pool.end_capture()
+            raise
         self._open = True
         return self
 

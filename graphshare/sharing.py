@@ -70,7 +70,8 @@ class SharedStates(Generic[P, C]):
 
         Raises:
             OwnershipError: The consumer has no owner of its own.
-            StaleStateError: The producer has not been refreshed.
+            StaleStateError: The producer's last refresh is no longer fresh for the consumer.
+            ReleasedStateError: The loan has ended.
             StateDifferenceError: The two states differ.
         """
         consumer = self.consumer
@@ -84,7 +85,9 @@ class SharedStates(Generic[P, C]):
             )
         key = self.live_key
         if key is None:
-            raise consumer.refuse.not_fresh(None, Why(Staleness.NEVER_REFRESHED))
+            lease = consumer.holdings.lease_on(self.producer.clock.latest)
+            cause = Why(Staleness.NEVER_REFRESHED) if lease is None else lease.cause
+            raise consumer.refuse.not_fresh(None, cause)
         entry = consumer.holdings.entries[key]
         rules = {
             **(getattr(owner, "host_values", None) or {}),

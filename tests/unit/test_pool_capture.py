@@ -270,3 +270,39 @@ def test_captures_do_not_nest():
         capturing.commit(BIG, lambda: None)
     assert pool.keys() == (BIG,)
     pool.capture([SMALL], double)
+
+
+def test_a_capture_looks_at_the_pool_when_it_begins():
+    """Not when ``capturing`` was called: what is held may have changed in between."""
+    pool = make()
+    capturing = pool.capturing([BIG])
+    pool.capture([BIG], double)
+    with pytest.raises(CaptureError):
+        capturing.__enter__()
+    pool.capture([SMALL], double)
+    assert served(pool, BIG, 1) == [2] * 4
+
+
+def test_a_forward_that_fails_is_named():
+    """The error says in which pool and for which key, is chained, and is counted."""
+    pool = make()
+    for failing in (BIG, SMALL):
+
+        def forward(key, state, failing=failing):
+            if key == failing:
+                raise ZeroDivisionError
+            return state * 2
+
+        with pytest.raises(CaptureError) as caught:
+            pool.capture([BIG, SMALL], forward)
+        assert caught.value.key == failing
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert pool.statistics().refusals == {"CaptureError": 2}
+    with pytest.raises(KeyboardInterrupt):
+        pool.capture([BIG], _interrupted)
+    pool.capture([BIG], double)
+    assert served(pool, BIG, 1) == [2] * 4
+
+
+def _interrupted(key, state):
+    raise KeyboardInterrupt

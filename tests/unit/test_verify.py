@@ -13,6 +13,7 @@ from graphshare import (
     GraphPool,
     OwnershipError,
     Phase,
+    ReleasedStateError,
     Staleness,
     StaleStateError,
     StateDifferenceError,
@@ -201,14 +202,20 @@ def test_a_consumer_without_an_owner_cannot_verify():
 
 
 def test_nothing_to_verify():
-    """Before a refresh, and after the loan's end."""
+    """Before a refresh, when it is used up, and after the loan's end; the cause is named."""
     own = Owner()
-    target, _, shared = pools(Owner(), own)
-    with pytest.raises(StaleStateError):
+    target, draft, shared = pools(Owner(), own)
+    with pytest.raises(StaleStateError) as caught:
         shared.verify(Batch(2))
+    assert caught.value.rule is Staleness.NEVER_REFRESHED
+    target.refresh(KEY, Batch(2))
+    draft.replay(KEY)
+    with pytest.raises(StaleStateError) as caught:
+        shared.verify(Batch(2))
+    assert caught.value.rule is Staleness.USED_UP
     target.refresh(KEY, Batch(2))
     shared.close()
-    with pytest.raises(StaleStateError):
+    with pytest.raises(ReleasedStateError):
         shared.verify(Batch(2))
     assert own.builds == []
 

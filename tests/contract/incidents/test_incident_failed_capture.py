@@ -42,10 +42,11 @@ def test_failed_capture_leaks(place, make_pool, fails_at):
         return out, large
 
     before = _allocated(place)
-    for _ in range(3):
+    for attempt in range(1, 4):
         calls.clear()
         with pytest.raises(CaptureError) as caught:
             pool.capture(KEYS[:2], forward)
+        assert caught.value.key == KEYS[1]
         if fails_at != "host access":
             assert isinstance(caught.value.__cause__, BrokenError)
         del caught
@@ -57,6 +58,7 @@ def test_failed_capture_leaks(place, make_pool, fails_at):
         with pytest.raises(KeyMismatchError):
             pool.refresh(KEYS[0], BATCH)
         assert pool.statistics().captures == 1
+        assert pool.statistics().refusals["CaptureError"] == attempt
 
     pool.refresh(KEYS[2], BATCH)
     assert is_close(pool.replay(KEYS[2]), expected)

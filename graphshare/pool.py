@@ -351,6 +351,7 @@ class GraphPool(PoolCore[K]):
         self.release()
         if self.loan is not None:
             self.loan.close()
+            self.loan = None  # it holds the lender
         self.closed = True
 
     def statistics(self) -> PoolStatistics:

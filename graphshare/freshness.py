@@ -56,7 +56,7 @@ class OwnerBook:
 
     def records(self) -> list[StateRecord]:
         """The states that are alive, oldest first."""
-        found = (ref() for ref in tuple(self._records.values()))
+        found = (ref() for ref in list(self._records.values()))
         return [record for record in found if record is not None]
 
     def footprint(self) -> MemoryRanges:
@@ -284,7 +284,9 @@ class Ledger:
         live = self.live
         if not live or (len(live) == 1 and record.serial in live):
             return []
-        found = (ref() for ref in tuple(live.values()))
+        # Not tuple(): its allocation may collect garbage, and that may take records out, after
+        # the iteration over the dictionary has begun.
+        found = (ref() for ref in list(live.values()))
         return [each for each in found if each is not None and each is not record]
 
     def book(self, owner: Any) -> OwnerBook:

@@ -41,7 +41,7 @@ def test_failed_capture_leaks(place, make_pool, fails_at):
             raise BrokenError
         return out, large
 
-    before = _allocated(place)
+    before, reserved = _memory(place)[0], []
     for attempt in range(1, 4):
         calls.clear()
         with pytest.raises(CaptureError) as caught:
@@ -52,14 +52,17 @@ def test_failed_capture_leaks(place, make_pool, fails_at):
         del caught
         gc.collect()
         assert all(ref() is None for ref in made)
-        if place.backend == "cuda":
-            assert _allocated(place) == before
+        allocated, held = _memory(place)
+        assert allocated == before
+        reserved.append(held)
         assert set(pool.keys()) == {KEYS[2]}
         with pytest.raises(KeyMismatchError):
             pool.refresh(KEYS[0], BATCH)
         assert pool.statistics().captures == 1
         assert pool.statistics().refusals["CaptureError"] == attempt
 
+    # What a first failure left in the memory pool of the older graph serves the next capture.
+    assert reserved[0] == reserved[-1]
     pool.refresh(KEYS[2], BATCH)
     assert is_close(pool.replay(KEYS[2]), expected)
     pool.capture(KEYS[:2], model.forward)
@@ -91,9 +94,35 @@ def test_failed_recapture_keeps_the_old_graphs(place, make_pool):
     assert is_close(bound.replay(), model.expected(BATCH))
 
 
-def _allocated(place):
+@pytest.mark.parametrize("fails_at", [3, 6], ids=["warmup", "capture"])
+def test_failed_first_capture_returns_all_memory(place, make_pool, fails_at):
+    """Where nothing else was captured, not even a cached block stays; PyTorch 190348."""
+    pool = make_pool("target", owner=Owner(place.device))
+    model, calls = Model(place.device), []
+
+    def forward(key, state):
+        calls.append(key)
+        large = torch.zeros(1 << 20, device=place.device)
+        out = model.forward(key, state) + large[0]
+        if len(calls) == fails_at:
+            raise BrokenError
+        return out, large
+
+    gc.collect()
+    before = _memory(place)
+    for _ in range(3):
+        calls.clear()
+        with pytest.raises(CaptureError):
+            pool.capture(KEYS, forward)
+        gc.collect()
+        assert _memory(place) == before
+    assert len(pool) == 0
+
+
+def _memory(place):
+    """Bytes allocated, and bytes held from the device."""
     if place.backend != "cuda":
-        return 0
+        return 0, 0
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

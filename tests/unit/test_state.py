@@ -125,19 +125,24 @@ def test_rules_tell_the_places_of_a_shared_part_apart() -> None:
 
 def test_values_that_are_made_while_looking() -> None:
     class Views(collections.abc.Mapping[str, Any]):
+        def __init__(self, names: str) -> None:
+            self.names = names
+
         def __getitem__(self, name: str) -> Any:
             return base[: int(name)]
 
         def __iter__(self) -> Any:
-            return iter("1234")
+            return iter(self.names)
 
         def __len__(self) -> int:
             return 4
 
     base = torch.zeros(4)
-    leaves = layout_of(types.MappingProxyType(Views()), "cpu").leaves
+    # What the one made is gone when the next is looked at, and its identity free to be reused.
+    views = [types.MappingProxyType(Views("1234"[:: (-1) ** i])) for i in range(8)]
+    leaves = layout_of(views, "cpu").leaves
     assert [(leaf.path, leaf.shape) for leaf in leaves if isinstance(leaf, TensorLeaf)] == [
-        (name, (int(name),)) for name in "1234"
+        (f"{i}.{name}", (int(name),)) for i in range(8) for name in "1234"[:: (-1) ** i]
     ]
 
 

@@ -78,6 +78,9 @@ def _pair_up(expected: Node, got: Node, *, exact: bool) -> _Pair:
         if not pair.differs:
             pair.differs = True
             wrong.extend(pair.above)
+    for pair in pairs.values():
+        # Pairs that know each other would be left to the cyclic collector, which engines hold off.
+        pair.above.clear()
     return root
 
 

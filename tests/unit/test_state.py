@@ -569,6 +569,25 @@ def test_the_checker_keeps_no_tensor() -> None:
     assert not checker.matches({})
 
 
+def test_comparing_leaves_nothing_to_the_cyclic_collector() -> None:
+    import gc
+
+    shared = {"t": torch.zeros(3), "n": 1}
+    state = {"a": [shared], "b": (shared, types.SimpleNamespace(m=shared))}
+    checker = LayoutChecker(state, "cpu", {"*.n": "at_most"})
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        gc.collect()
+        assert checker.matches(state)
+        assert checker.differences(state) == []
+        assert layout_of(state, "cpu") != layout_of({"a": [shared]}, "cpu")
+        assert gc.collect() == 0
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def test_what_python_makes_of_an_overridden_default_device() -> None:
     tensor = torch.zeros(3)
     checker = LayoutChecker([tensor], "cpu")

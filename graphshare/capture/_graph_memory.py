@@ -2,9 +2,8 @@
 
 Two of PyTorch's ways are guarded against here, and nowhere else:
 
-* A capture that fails leaks its memory pool (PyTorch issue 190348) and may leave its generators
-  in capture mode, so that the next ``torch.rand`` raises. :meth:`GraphMemory.reclaim` undoes
-  both, whether or not the PyTorch at hand does so itself.
+* A capture that fails leaks its memory pool and leaves its generators in capture mode (PyTorch
+  issue 190348): :func:`end_failed_capture`.
 * Destroying a graph frees the cuBLAS workspace of the stream it was captured on, though other
   graphs of that stream still write to it (PyTorch issue 193402). :meth:`GraphMemory.prepare`
   has the workspace allocated in a pool where nobody else allocates: freed or not, its address
@@ -14,21 +13,18 @@ Two of PyTorch's ways are guarded against here, and nowhere else:
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 import weakref
-from collections.abc import Generator, Iterable
-from typing import Any, cast
+from collections.abc import Generator
+from typing import Any
 
 import torch
 
-__all__ = ["GraphMemory", "memory_for"]
+from graphshare.capture._driver import begin_capture
+
+__all__ = ["GraphMemory", "end_failed_capture", "memory_for"]
 
 _STREAMS_IN_TORCH = 32  # torch.cuda.Stream() hands them out in turn
-
-# A capture that could not be ended leaves callbacks into its graph in the allocator of pinned
-# memory. They find nothing to do, but they must find the graph.
-_abandoned: list[torch.cuda.CUDAGraph] = []
 
 # One pool for the cuBLAS workspaces of each stream, by device and stream. It is kept for good, as
 # PyTorch keeps the workspaces: graphs that are still alive may have been captured with them.
@@ -89,17 +85,10 @@ class GraphMemory:
                 self._pool = given
             else:
                 self._handle = (int(given[0]), int(given[1]))
-                # Without a user, the pool behind a handle goes with its last graph, and a capture
-                # into it while outputs still live there stops the process.
-                torch._C._cuda_beginAllocateCurrentThreadToPool(device.index, self._handle)
-                torch._C._cuda_endAllocateToPool(device.index, self._handle)
-                weakref.finalize(
-                    self,
-                    torch._C._cuda_releasePool,
-                    device.index,
-                    self._handle,
-                ).atexit = False
         self.stream = self._own_stream()
+        # PyTorch gives up a pool with its last graph, and cannot take it up again: a capture into
+        # it fails, or stops the process where outputs still live there. One graph stays.
+        self._anchor = None if self._owned else self._empty_graph()
 
     @property
     def pool_id(self) -> Any:
@@ -122,39 +111,6 @@ class GraphMemory:
         """Return how many users the pool has, or ``None`` where PyTorch does not tell."""
         return None if self._pool is None else self._pool.use_count()
 
-    def reclaim(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        *,
-        uses_before: int | None,
-        ended: bool,
-        generators: Iterable[torch.Generator],
-    ) -> None:
-        """Undo a capture that failed.
-
-        Args:
-            graph: The graph of that capture.
-            uses_before: What :meth:`uses` returned before it began.
-            ended: Whether ``capture_end`` returned.
-            generators: The generators that were registered with the graph.
-        """
-        index = self._device.index
-        if not ended:
-            _abandoned.append(graph)
-            with contextlib.suppress(RuntimeError):  # already ended, say newer versions
-                torch._C._cuda_endAllocateToPool(index, self.pool_id)
-        graph.reset()
-        uses = self.uses()
-        if uses is not None and uses_before is not None:
-            leaked = uses - uses_before
-        else:
-            leaked = 0 if ended or _reset_releases_failed_captures(index) else 1
-        for _ in range(leaked):
-            torch._C._cuda_releasePool(index, self.pool_id)
-        if not ended:
-            _leave_capture_mode(self._device, self.stream, generators)
-        self.trim()
-
     def trim(self) -> None:
         """Give memory back to the device if no graph is left in a pool of our own."""
         if self._owned and self.uses() == 1:
@@ -162,6 +118,21 @@ class GraphMemory:
                 # A pool keeps its memory for as long as it lives.
                 self._pool = torch.cuda.MemPool()
             torch.cuda.empty_cache()
+
+    def _empty_graph(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), _quiet():
+            try:
+                graph.capture_begin(pool=self.pool_id, capture_error_mode="thread_local")
+            except RuntimeError as error:
+                with contextlib.suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(self._device.index, self.pool_id)
+                raise RuntimeError(
+                    "memory_pool: PyTorch cannot capture into this pool, whose last graph was "
+                    "destroyed; give a new one"
+                ) from error
+            graph.capture_end()
+        return graph
 
     def _own_stream(self) -> torch.cuda.Stream:
         """Pick a side stream whose workspaces lie in a pool of ours."""
@@ -202,47 +173,28 @@ def _has_live_blocks(pool: torch.cuda.MemPool) -> bool:
     )
 
 
-def _leave_capture_mode(
-    device: torch.device, stream: torch.cuda.Stream, generators: Iterable[torch.Generator]
-) -> None:
-    """Let generators that a failed capture left in capture mode draw again.
+def end_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+    """Bring a capture that failed to its end, so that ``graph.reset()`` gives everything back.
 
-    Only the end of a capture that succeeds switches the mode off, so a tiny one is made.
+    ``CUDAGraph.capture_end`` gives up where the driver says that the capture is void, with the
+    allocators of device and pinned memory still recording into the pool, and the generators in
+    capture mode (PyTorch issue 190348). The stream is out of the capture then, so an empty one is
+    begun on it for ``capture_end`` to end: now it does the rest as well.
+
+    Args:
+        graph: After ``capture_begin``.
+        stream: The stream it was called on, which is the current one.
     """
-    with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
-        scratch = torch.zeros(1, device=device)
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
-        graph.capture_begin(capture_error_mode="thread_local")
-        scratch.zero_()
-        graph.capture_end()
-        graph.reset()
-
-
-@functools.cache
-def _reset_releases_failed_captures(index: int) -> bool:
-    """Find out, by failing a capture in a pool of its own, whether ``reset`` releases its pool."""
-    pool = torch.cuda.MemPool()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream(index)), quiet():
-        graph.capture_begin(pool=cast("Any", pool.id), capture_error_mode="thread_local")
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.synchronize(index)  # forbidden in a capture, and harmless
-        with contextlib.suppress(RuntimeError):
+    with _quiet():
+        try:
             graph.capture_end()
-    _abandoned.append(graph)
-    with contextlib.suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(index, pool.id)
-    graph.reset()
-    released = pool.use_count() == 1
-    if not released:
-        torch._C._cuda_releasePool(index, pool.id)
-    return released
+        except RuntimeError:
+            begin_capture(stream)
+            graph.capture_end()
 
 
 @contextlib.contextmanager
-def quiet() -> Generator[None, None, None]:
+def _quiet() -> Generator[None, None, None]:
     """Hold back the warning that a graph is empty, which a failed capture's often is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -321,10 +321,12 @@ class _FunctionMode(TorchFunctionMode):
         need = _HOST_READS.get(func)
         if need is not None:
             recording.refuse(func, need)
-        # x[i] = 1.0 fills on the device, though PyTorch makes a tensor of the number first
+        # x[1:] = 1.0 fills on the device, though PyTorch makes a tensor of the number first; for
+        # one element it copies that tensor from the host, and CUDA refuses it.
         recording.host_scalar = (
             func == Tensor.__setitem__
             and isinstance(args[2], (bool, int, float, complex))
+            and not _is_one_element(args[0], args[1])
             and not _from_host(args[1])
         )
         try:
@@ -367,6 +369,11 @@ def _out_of(op: Overload, targets: list[Tensor]) -> tuple[Overload, dict[str, Te
         return None
     out_op, names = found
     return out_op, dict(zip(names, targets, strict=True))
+
+
+def _is_one_element(tensor: Tensor, index: Any) -> bool:
+    items = index if isinstance(index, tuple) else (index,)
+    return len(items) == tensor.ndim and all(type(item) is int for item in items)
 
 
 def _from_host(index: Any) -> bool:

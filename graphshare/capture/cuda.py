@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from graphshare.capture._failure import forward_raised
-from graphshare.capture._graph_memory import GraphMemory, memory_for, quiet
+from graphshare.capture._graph_memory import GraphMemory, end_failed_capture, memory_for
 from graphshare.errors import CaptureError, ReleasedStateError
 
 __all__ = ["CudaBackend", "CudaGraph"]
@@ -184,20 +184,15 @@ class CudaBackend:
             graph = torch.cuda.CUDAGraph(keep_graph=self._inspectable)
             for generator in self._generators:
                 graph.register_generator_state(generator)
-            reserved_bytes, uses = memory.reserved_bytes, memory.uses()
-            attempt = _Attempt(graph)
+            reserved_bytes = memory.reserved_bytes
             try:
                 with self._on_side_stream(), _no_collection():
-                    outputs = attempt.run(forward, memory, self._mode)
+                    outputs = _record(graph, forward, memory, self._mode)
                 if self._inspectable:
                     graph.instantiate()
             except BaseException as error:
-                memory.reclaim(
-                    graph,
-                    uses_before=uses,
-                    ended=attempt.ended,
-                    generators=self._generators,
-                )
+                graph.reset()
+                memory.trim()
                 if isinstance(error, CaptureError) or not isinstance(error, Exception):
                     raise
                 raise forward_raised("capture", error) from error
@@ -230,43 +225,30 @@ class CudaBackend:
                 current.wait_stream(side)
 
 
-class _Attempt:
-    """One capture from begin to end.
-
-    Attributes:
-        ended: Whether PyTorch brought the capture to its end.
-    """
-
-    ended: bool
-
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
-        self.ended = False
-        self._graph = graph
-
-    def run(self, forward: Callable[[], Any], memory: GraphMemory, mode: str) -> Any:
-        self._graph.capture_begin(pool=memory.pool_id, capture_error_mode=mode)
-        try:
-            outputs = forward()
-        except BaseException:
-            # The capture must end on this stream whatever happened, or the stream stays in it.
-            torch.cuda.set_stream(memory.stream)
-            with quiet(), contextlib.suppress(RuntimeError):
-                self._graph.capture_end()
-                self.ended = True
-            raise
+def _record(
+    graph: torch.cuda.CUDAGraph, forward: Callable[[], Any], memory: GraphMemory, mode: Any
+) -> Any:
+    graph.capture_begin(pool=memory.pool_id, capture_error_mode=mode)
+    try:
+        outputs = forward()
+    except BaseException:
+        # The capture must end on this stream whatever happened, or the stream stays in it.
         torch.cuda.set_stream(memory.stream)
-        try:
-            self._graph.capture_end()
-        except Exception as error:
-            raise CaptureError(
-                "the forward did what a capture forbids, and went on",
-                got=str(error).splitlines()[0],
-                expected="work that stays on the device",
-                consequence="The graph is void",
-                remedy="Look for a swallowed exception, or a side stream that was not joined",
-            ) from error
-        self.ended = True
-        return outputs
+        end_failed_capture(graph, memory.stream)
+        raise
+    torch.cuda.set_stream(memory.stream)
+    try:
+        graph.capture_end()
+    except Exception as error:
+        end_failed_capture(graph, memory.stream)
+        raise CaptureError(
+            "the forward did what a capture forbids, and went on",
+            got=str(error).splitlines()[0],
+            expected="work that stays on the device",
+            consequence="The graph is void",
+            remedy="Look for a swallowed exception, or a side stream that was not joined",
+        ) from error
+    return outputs
 
 
 def _replay_released() -> NoReturn:

@@ -54,6 +54,13 @@ class OwnerBook:
         self._records[serial] = weakref.ref(record, forget)
         self.version += 1
 
+    def grew(self, leaves: MemoryRanges) -> None:
+        """One of the states has leaves that it had not."""
+        # Captured largest first, most states lie in the memory of the first: then what is
+        # remembered of the footprint stays right, and a capture takes no time square in its keys.
+        if self._union_version != self.version or not self._union.contains(leaves):
+            self.version += 1
+
     def records(self) -> list[StateRecord]:
         """The states that are alive, oldest first."""
         found = (ref() for ref in list(self._records.values()))
@@ -76,7 +83,7 @@ class StateRecord:
     Attributes:
         key: The owner's key that stands for it.
         keys: Every owner's key that is built into it, more than one under ``state_key``.
-        checker: Compares a rebuilt state with what the graphs bake in.
+        checker: Compares a rebuilt state with what the graphs bake in; ``None`` before a capture.
         captured: The state as captured; keeps the baked memory alive.
         state: The state as last built.
         reads: Memory that a graph on this state reads.
@@ -121,18 +128,29 @@ class StateRecord:
         self.ref: weakref.ref[StateRecord] = weakref.ref(self, lambda _: live.pop(serial, None))
         book.add(self)
 
-    def adopt(self, state: Any, device: torch.device) -> None:
-        """Take ``state`` as what the record stands for, as its owner just built it."""
+    def adopt(self, state: Any, device: torch.device, *, check: bool) -> None:
+        """Take ``state`` as what the record stands for, as its owner just built it.
+
+        Args:
+            state: The state.
+            device: Of the pool.
+            check: Whether graphs are captured on it, so that later builds are to be compared.
+        """
         owner = self.book.owner
         rules = getattr(owner, "host_values", None)
-        self.checker = LayoutChecker(state, device, rules)
+        before = self.leaves
+        self.checker = LayoutChecker(state, device, rules) if check else None
         self.captured = self.state = state
         self.reads = MemoryRanges.of(device_tensors(state, device, rules))
         self.leaves = MemoryRanges.of(device_tensors(state, device))
         self._declared = self._writes(device)
         self.extent = next(_serials)  # what others remember of its memory no longer holds
+        self._memo.clear()
         self._forward_memo.clear()
-        self.book.version += 1
+        if before and before != self.leaves:
+            self.book.version += 1
+        else:
+            self.book.grew(self.leaves)
 
     def declare(self, device: torch.device) -> None:
         """Before any build returned: ask what one may write, or else take all of the owner's."""
@@ -207,7 +225,7 @@ class StateRecord:
             What the owner returned, not compared with anything.
         """
         by = (self.pool_name, key)
-        known = self.checker is not None
+        known = self.extent != self.serial  # adopted before
         if known:
             self.begin(by)
         try:
@@ -219,7 +237,7 @@ class StateRecord:
             raise
         self.tally.builds[phase.value] += 1
         if adopt:
-            self.adopt(state, device)
+            self.adopt(state, device, check=phase is not Phase.WARMUP)
             self.begin(by)  # what came back may be more than what was known before
         else:
             self.state = state

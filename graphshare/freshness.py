@@ -20,7 +20,7 @@ import torch
 from graphshare.lease import NEVER, Lease, Staleness, Why, Writer
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
-from graphshare.state import LayoutChecker, device_tensors
+from graphshare.state import LayoutChecker, tensors_by_use
 from graphshare.statistics import Tally
 
 __all__ = ["Ledger", "OwnerBook", "StateRecord", "ledger_for"]
@@ -141,8 +141,8 @@ class StateRecord:
         before = self.leaves
         self.checker = LayoutChecker(state, device, rules) if check else None
         self.captured = self.state = state
-        self.reads = MemoryRanges.of(device_tensors(state, device, rules))
-        self.leaves = MemoryRanges.of(device_tensors(state, device))
+        reads, leaves = tensors_by_use(state, device, rules)
+        self.reads, self.leaves = MemoryRanges.of(reads), MemoryRanges.of(leaves)
         self._declared = self._writes(device)
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self._memo.clear()

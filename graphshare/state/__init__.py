@@ -6,7 +6,7 @@ its host values are; a later build must return the same, in containers that may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from graphshare.memory import plain_tensors
 from graphshare.state.checker import LayoutChecker
 from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
-from graphshare.state.nest import distinct, walk
+from graphshare.state.nest import each_once, labelled, unroll, walk
 from graphshare.state.nodes import is_on
 from graphshare.state.rules import Rule, RuleSet, check_rules
 
@@ -31,6 +31,7 @@ __all__ = [
     "compare",
     "device_tensors",
     "layout_of",
+    "tensors_by_use",
     "walk",
 ]
 
@@ -62,10 +63,36 @@ def device_tensors(
     Raises:
         ValueError: A rule is unknown, or there are more than a million leaves.
     """
-    place = torch.device(device)
-    found: dict[int, torch.Tensor] = {}
+    return tensors_by_use(state, device, rules)[0]
+
+
+def tensors_by_use(
+    state: Any, device: torch.device | str, rules: Mapping[str, str] | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """As :func:`device_tensors`, and beside it those under the rule ``any``, from one walk.
+
+    Args:
+        state: Any nest of tensors and host values.
+        device: The pool's device.
+        rules: As ``StateOwner.host_values``.
+
+    Returns:
+        What graphs on this state read, and all that an owner returned on the device.
+
+    Raises:
+        ValueError: A rule is unknown, or there are more than a million leaves.
+    """
+    place, prepared = torch.device(device), RuleSet(rules)
+    found: Iterable[tuple[Any, str]] | None = each_once(state, prepared)
+    everything = found
+    if found is None or everything is None:
+        found = ((value, rule) for _, value, rule in unroll(state, labelled, prepared))
+        everything = ((value, "") for _, value in walk(state))
     with plain_tensors():
-        for value, rule in distinct(state, RuleSet(rules)):
-            if rule != "any" and isinstance(value, torch.Tensor) and is_on(value.device, place):
-                found.setdefault(id(value), value)
-    return list(found.values())
+        read = {id(each): each for each, rule in found if rule != "any" and _is_on(each, place)}
+        every = {id(each): each for each, _ in everything if _is_on(each, place)}
+    return list(read.values()), list(every.values())
+
+
+def _is_on(value: Any, device: torch.device) -> bool:
+    return isinstance(value, torch.Tensor) and is_on(value.device, device)

@@ -15,7 +15,7 @@ import torch
 
 from graphshare.state.rules import RuleSet
 
-__all__ = ["Kind", "Shape", "Step", "children", "distinct", "label", "shape_of", "unroll", "walk"]
+__all__ = ["Kind", "Shape", "Step", "children", "each_once", "label", "shape_of", "unroll", "walk"]
 
 MAX_LEAVES = 1 << 20
 """Most leaves, counted once for each path, that a state may have."""
@@ -237,27 +237,22 @@ def unroll(
         stack.extend((path, name, item, index) for name, item in reversed(list(inside)))
 
 
-def distinct(state: Any, rules: RuleSet) -> Iterable[tuple[Any, str]]:
+def each_once(state: Any, rules: RuleSet) -> list[tuple[Any, str]] | None:
     """Every leaf as ``(leaf, rule)``, in the order of the walk, at least once for each rule.
 
-    As :func:`unroll`, but a container is not entered again where the same rules hold within, if
-    the patterns are such that this can be told.
+    As :func:`unroll`, but a container is not entered again where the same rules hold within, and
+    those in which all is ``any`` are entered too.
 
     Args:
         state: Any nest.
-        rules: Containers in which all is ``any`` are passed by.
+        rules: The rules.
 
-    Raises:
-        ValueError: Without that shortcut, there are more than :data:`MAX_LEAVES` leaves.
+    Returns:
+        The leaves; ``None`` if only :func:`unroll` can tell: a pattern looks at more than the
+        end of a path, or there is a cycle, where each path is another.
     """
-    found = _each_once(state, rules) if rules.by_ending else None
-    if found is None:
-        return ((value, rule) for _, value, rule in unroll(state, labelled, rules))
-    return found
-
-
-def _each_once(state: Any, rules: RuleSet) -> list[tuple[Any, str]] | None:
-    """What :func:`distinct` gives; ``None`` if there is a cycle, where each path is another."""
+    if not rules.by_ending:
+        return None
     found: list[tuple[Any, str]] = []
     seen: set[tuple[int, int, str]] = set()
     alive: list[Any] = []  # an id is only good while its object lives
@@ -276,7 +271,7 @@ def _each_once(state: Any, rules: RuleSet) -> list[tuple[Any, str]] | None:
             return None
         index = rules.within(path, index)
         context = (id(value), index, rules.context(path))
-        if context in seen or rules.leaves_out(index):
+        if context in seen:
             continue
         seen.add(context)
         alive.append(value)

@@ -54,7 +54,7 @@ class RuleSet:
         rules: Path pattern to rule.
     """
 
-    __slots__ = ("_ceiling", "_first_strict", "_patterns", "_reach", "_rules", "source")
+    __slots__ = ("_ceiling", "_endings", "_first_strict", "_patterns", "_reach", "_rules", "source")
 
     def __init__(self, rules: Mapping[str, str] | None = None) -> None:
         check_rules(rules)
@@ -71,6 +71,8 @@ class RuleSet:
                 self._reach = None
                 break
             self._reach = max(self._reach, name.count("."))
+        by_ending = self._reach is not None
+        self._endings = tuple(name[1:] for name, _ in self.source) if by_ending else None
 
     def __bool__(self) -> bool:
         return bool(self._rules)
@@ -81,6 +83,8 @@ class RuleSet:
         return self._ceiling
 
     def _first(self, path: str, below: int) -> int:
+        if self._endings is not None and not ("." + path).endswith(self._endings):
+            return below
         for i in range(below):
             match = self._patterns[i]
             if match(path) or match("." + path):

@@ -54,10 +54,10 @@ class Capturing(Generic[_K]):
     """
 
     def __init__(
-        self, pool: PoolCore[_K], keys: Sequence[_K], *, writes_state: bool, replace: bool
+        self, pool: PoolCore[_K], keys: Sequence[_K], *, writers: set[_K], replace: bool
     ) -> None:
         self._pool = pool
-        self._writes_state = writes_state
+        self._writers = writers  # the keys whose forward writes its state
         self._replace = replace
         self._open = False
         self._warming: _Draft[_K] | None = None
@@ -98,7 +98,7 @@ class Capturing(Generic[_K]):
             draft.warm_before = layout_of(state, self._pool.device, rules)
             draft.warm_after = None
             self._warming = draft
-            if self._writes_state:
+            if key in self._writers:
                 draft.record.written_by_forward((self._pool.name, key), None)
         else:
             self._check_lazy(draft, state)
@@ -166,14 +166,14 @@ class Capturing(Generic[_K]):
             outputs=outputs,
             release_graph=release,
             nbytes=nbytes,
-            writes_state=self._writes_state,
+            writes_state=key in self._writers,
             forward=forward,
         )
 
     def protected(self, key: _K) -> list[torch.Tensor]:
         """Return the state's tensors that the forward may not write, for the tape."""
         draft = self._draft(key, "protected")
-        if self._writes_state:
+        if key in self._writers:
             return []
         owner = draft.record.book.owner
         rules = getattr(owner, "host_values", None)
@@ -329,7 +329,8 @@ class Capturing(Generic[_K]):
         """Build every key of the owners once more: a workspace that grew has moved by now."""
         moved: list[tuple[StateRecord, Hashable, Any]] = []
         for record in self._staying():
-            for key in record.keys:
+            joining = (d.owner_key for d in self._drafts.values() if d.record is record)
+            for key in dict.fromkeys((*record.keys, *joining)):
                 state = record.build(key, None, Phase.CAPTURE, self._pool.device, adopt=False)
                 checker = record.checker
                 if checker is not None and not checker.matches(state):

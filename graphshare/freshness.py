@@ -10,6 +10,7 @@ The numbered rules are those of the documentation's page on freshness.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -120,8 +121,8 @@ class StateRecord:
         self.wants_check = True
         self.why: Why | None = NEVER
         self.order: Any = None
-        self._declared: MemoryRanges | None = None
-        self._memo: dict[int, bool] = {}
+        self._declared: dict[Hashable, MemoryRanges] = {}
+        self._memo: dict[tuple[Hashable, int], bool] = {}
         self._memo_version = -1
         self._forward_memo: dict[int, bool] = {}
         live, serial = ledger.live, self.serial
@@ -143,7 +144,6 @@ class StateRecord:
         self.captured = self.state = state
         reads, leaves = tensors_by_use(state, device, rules)
         self.reads, self.leaves = MemoryRanges.of(reads), MemoryRanges.of(leaves)
-        self._declared = self._writes(device)
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self._memo.clear()
         self._forward_memo.clear()
@@ -152,41 +152,39 @@ class StateRecord:
         else:
             self.book.grew(self.leaves)
 
-    def declare(self, device: torch.device) -> None:
-        """Before any build returned: ask what one may write, or else take all of the owner's."""
-        try:
-            self._declared = self._writes(device)
-        except Exception:  # noqa: BLE001 - an owner whose build just failed may not answer
-            self._declared = None
-        self.book.version += 1
-
-    def _writes(self, device: torch.device) -> MemoryRanges | None:
+    def _declare(self, key: Hashable, device: torch.device) -> bool:
+        """Ask what a build for ``key`` may write; say whether the answer is new."""
         writes: Callable[[Any], Iterable[torch.Tensor]] | None
         writes = getattr(self.book.owner, "writes", None)
         if writes is None:
-            return None
-        tensors = itertools.chain.from_iterable(writes(key) for key in self.keys)
-        return MemoryRanges.of(tensor for tensor in tensors if tensor.device == device)
+            return False
+        ranges = MemoryRanges.of(tensor for tensor in writes(key) if tensor.device == device)
+        if self._declared.get(key) == ranges:
+            return False
+        self._declared[key] = ranges
+        self._memo.clear()
+        return True
 
-    @property
-    def footprint(self) -> MemoryRanges:
-        """Memory that a build for this state may write."""
-        return self.book.footprint() if self._declared is None else self._declared
+    def footprint(self, key: Hashable) -> MemoryRanges:
+        """Memory that a build for the owner's ``key`` may write."""
+        declared = self._declared.get(key)
+        return self.book.footprint() if declared is None else declared
 
     @property
     def fresh(self) -> bool:
         """Whether the owner has rebuilt it for a batch and nothing has written over it."""
         return self.why is None
 
-    def overwrites(self, other: StateRecord) -> bool:
-        """Whether a build for this state may write memory that ``other`` reads."""
+    def overwrites(self, other: StateRecord, key: Hashable) -> bool:
+        """Whether a build for the owner's ``key`` may write memory that ``other`` reads."""
         version = self.book.version
         if self._memo_version != version or len(self._memo) > _MEMO_LIMIT:
             self._memo.clear()
             self._memo_version = version
-        found = self._memo.get(other.extent)
+        asked = (key, other.extent)
+        found = self._memo.get(asked)
         if found is None:
-            found = self._memo[other.extent] = self.footprint.overlaps(other.reads)
+            found = self._memo[asked] = self.footprint(key).overlaps(other.reads)
         return found
 
     def forward_overwrites(self, other: StateRecord) -> bool:
@@ -225,22 +223,28 @@ class StateRecord:
             What the owner returned, not compared with anything.
         """
         by = (self.pool_name, key)
-        known = self.extent != self.serial  # adopted before
+        known = self.extent != self.serial and (
+            key in self._declared or getattr(self.book.owner, "writes", None) is None
+        )
         if known:
-            self.begin(by)
+            self.begin(by, key)
         try:
             state = self.book.owner.build(key, batch, phase)
         except BaseException:
             if not known:
-                self.declare(device)  # nothing was returned to look at
-                self.begin(by)
+                # Nothing came back to look at, and an owner whose build failed may not answer:
+                # then all that it is known to own may have been written.
+                with contextlib.suppress(Exception):
+                    self._declare(key, device)
+                self.begin(by, key)
             raise
         self.tally.builds[phase.value] += 1
         if adopt:
             self.adopt(state, device, check=phase is not Phase.WARMUP)
-            self.begin(by)  # what came back may be more than what was known before
         else:
             self.state = state
+        if self._declare(key, device) or adopt or not known:
+            self.begin(by, key)  # what it wrote may be more than what was known before
         self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True
         self.ledger.live[self.serial] = self.ref
@@ -252,10 +256,15 @@ class StateRecord:
         self.spoil(Why(Staleness.RELEASED))
         self.book.version += 1
 
-    def begin(self, by: Writer) -> None:
-        """A build is about to write: everything its footprint touches becomes stale (rule 2)."""
+    def begin(self, by: Writer, key: Hashable) -> None:
+        """A build is about to write: everything its footprint touches becomes stale (rule 2).
+
+        Args:
+            by: Who writes, for messages.
+            key: The owner's key.
+        """
         for record in self.ledger.others(self):
-            if self.overwrites(record):
+            if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
         self.spoil(Why(Staleness.BUILD_FAILED, by))
 

@@ -154,7 +154,7 @@ class GraphPool(PoolCore[K]):
             )
         if record.order is not None:
             record.order.before_build()
-        record.begin((self.name, key))
+        record.begin((self.name, key), key)
         state = record.book.owner.build(key, batch, Phase.REPLAY)
         tally = self.tally
         tally.builds["replay"] += 1
@@ -216,7 +216,7 @@ class GraphPool(PoolCore[K]):
         entries = self._entries.values() if key is None else [self.lookup(key, "invalidate")]
         for entry in entries:
             record = entry.record
-            record.begin((self.name, entry.key))
+            record.begin((self.name, entry.key), entry.owner_key)
             record.spoil(Why(Staleness.INVALIDATED, (self.name, entry.key)))
 
     # Capture.
@@ -245,7 +245,8 @@ class GraphPool(PoolCore[K]):
         """
         ordered = self.ordered(keys)
         forwards = dict.fromkeys(ordered, forward)
-        self._capture(ordered, forwards, writes_state, replace=False, progress=progress)
+        writers = set(ordered) if writes_state else set[K]()
+        self._capture(ordered, forwards, writers, replace=False, progress=progress)
 
     def recapture(
         self,
@@ -271,11 +272,9 @@ class GraphPool(PoolCore[K]):
         missing = [key for key in ordered if key not in self._entries]
         if missing:
             raise self.holdings.unknown("recapture", missing)
-        for writes_state in (False, True):
-            group = [key for key in ordered if self._entries[key].writes_state is writes_state]
-            forwards = {key: forward or self.forward_of(key) for key in group}
-            if group:
-                self._capture(group, forwards, writes_state, replace=True, progress=progress)
+        forwards = {key: forward or self.forward_of(key) for key in ordered}
+        writers = {key for key in ordered if self._entries[key].writes_state}
+        self._capture(ordered, forwards, writers, replace=True, progress=progress)
 
     def capturing(
         self, keys: Iterable[K], *, writes_state: bool = False, replace: bool = False
@@ -290,20 +289,22 @@ class GraphPool(PoolCore[K]):
         Raises:
             As :meth:`capture` does.
         """
-        return Capturing(self, self.ordered(keys), writes_state=writes_state, replace=replace)
+        ordered = self.ordered(keys)
+        writers = set(ordered) if writes_state else set[K]()
+        return Capturing(self, ordered, writers=writers, replace=replace)
 
     def _capture(
         self,
         keys: Sequence[K],
         forwards: Mapping[K, Forward],
-        writes_state: bool,
+        writers: set[K],
         *,
         replace: bool,
         progress: bool | Progress | None,
     ) -> None:
         with (
             reporting(progress, f"graphshare: {self.name}", 2 * len(keys)) as step,
-            Capturing(self, keys, writes_state=writes_state, replace=replace) as capturing,
+            Capturing(self, keys, writers=writers, replace=replace) as capturing,
             self.backend.session(),
         ):
             for key in keys:

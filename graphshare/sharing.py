@@ -146,6 +146,9 @@ def share_states(
     consumer, the producer's owner builds the state again for that key. At run time one refresh of
     the producer serves both.
 
+    Along a chain of loans the state is the first pool's: where a pool in the middle releases its
+    key, closes, or ends its own loan, what was captured further down stays valid.
+
     Args:
         producer: The pool that lends; it may itself borrow.
         consumer: The pool that borrows; it has captured nothing yet.

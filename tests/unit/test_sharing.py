@@ -331,3 +331,19 @@ def test_a_dropped_consumer_is_not_granted_anything():
     record = target.holdings.entries[BIG].record
     assert len(record.leases) == 1
     assert served(target, BIG, 1) == [2] * 4
+
+
+@pytest.mark.parametrize("ending", ["loan", "release", "close"])
+def test_a_chain_outlives_its_middle(ending):
+    """The state is the first pool's: what was captured further down stays valid."""
+    owner = Owner()
+    target, middle, last = make(owner, name="target"), borrower("middle"), borrower("last")
+    loan = share_states(target, middle)
+    share_states(middle, last)
+    for pool in (target, middle, last):
+        pool.capture([SMALL], double)
+    {"loan": loan.close, "release": middle.release, "close": middle.close}[ending]()
+    target.refresh(SMALL, 4)
+    assert last.replay(SMALL).tolist() == [8.0, 8.0]
+    with pytest.raises((ReleasedStateError, KeyMismatchError)):
+        middle.replay(SMALL)

@@ -1,0 +1,116 @@
+"""What a build is taken to write, where several keys share one state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphshare import BatchDescriptor, CaptureError, GraphPool, StaleStateError
+from tests.one_buffer import BIG, SMALL, Owner, double
+
+LORA = BatchDescriptor(4, 4, num_active_loras=1)
+
+
+def tokens(key):
+    return key.num_tokens
+
+
+class ExtraOwner(Owner):
+    """Writes one buffer more for keys with a LoRA."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = torch.zeros(4)
+
+    def writes(self, key):
+        return [self.buffer, self.extra] if key.num_active_loras else [self.buffer]
+
+    def build(self, key, batch, phase):
+        if key.num_active_loras:
+            self.extra.fill_(99)
+        return super().build(key, batch, phase)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_each_key_of_a_shared_state_writes_what_it_declares(together):
+    """A key that joins a state by ``state_key`` is asked for, in the same capture or a later one;
+    and its footprint is not taken for that of the others."""
+    owner, neighbour = ExtraOwner(), Owner()
+    neighbour.buffer = owner.extra
+    pool = GraphPool("pool", owner=owner, device="cpu", state_key=tokens)
+    other = GraphPool("other", owner=neighbour, device="cpu")
+    if together:
+        pool.capture([BIG, LORA], double)
+        other.capture([SMALL], double)
+    else:
+        pool.capture([BIG], double)
+        other.capture([SMALL], double)
+        pool.capture([LORA], double)
+    other.refresh(SMALL, 1)
+    pool.refresh(BIG, 3)
+    assert other.replay(SMALL, copy=True).tolist() == [2.0, 2.0]
+    other.refresh(SMALL, 1)
+    pool.refresh(LORA, 3)
+    with pytest.raises(StaleStateError) as caught:
+        other.replay(SMALL)
+    assert caught.value.written_by == ("pool", LORA)
+
+
+def test_an_owner_is_asked_what_it_writes_only_after_a_build():
+    class LazyOwner(Owner):
+        def __init__(self):
+            super().__init__()
+            self.made = {}
+
+        def build(self, key, batch, phase):
+            self.made[key] = self.buffer
+            return super().build(key, batch, phase)
+
+        def writes(self, key):
+            return [self.made[key]]
+
+    pool = GraphPool("pool", owner=LazyOwner(), device="cpu", state_key=tokens)
+    pool.capture([BIG, LORA], double)
+    pool.refresh(LORA, 2)
+    assert pool.replay(LORA)[0] == 4.0
+
+
+def test_a_key_that_joins_a_state_is_built_once_more_after_the_capture():
+    built = []
+
+    class Counting(Owner):
+        def build(self, key, batch, phase):
+            built.append(key)
+            return super().build(key, batch, phase)
+
+    pool = GraphPool("pool", owner=Counting(), device="cpu", state_key=tokens)
+    pool.capture([BIG], double)
+    built.clear()
+    pool.capture([LORA], double)
+    assert built == [LORA, LORA, BIG, LORA]  # warmup, capture, and the check of all
+
+
+def test_a_recapture_that_fails_replaces_nothing():
+    """Whether or not a forward writes its state, all keys are kept or all are replaced."""
+
+    def fails_later(key, state):
+        if armed:
+            raise ArithmeticError
+        state.add_(0)
+        return state * 3
+
+    armed = []
+    pool = GraphPool("pool", owner=Owner(), device="cpu")
+    pool.capture([BIG], double)
+    pool.capture([SMALL], fails_later, writes_state=True)
+    handle = pool.bind(BIG)
+    armed.append(True)
+    with pytest.raises(CaptureError):
+        pool.recapture()
+    assert pool.statistics().captures == 2
+    pool.refresh(BIG, 1)
+    assert handle.replay()[0] == 2.0
+    armed.clear()
+    pool.recapture()
+    pool.refresh(SMALL, 2)
+    assert pool.replay(SMALL)[0] == 6.0

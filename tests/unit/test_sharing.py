@@ -341,9 +341,9 @@ def test_a_chain_outlives_its_middle(ending):
     loan = share_states(target, middle)
     share_states(middle, last)
     for pool in (target, middle, last):
-        pool.capture([SMALL], double)
+        pool.capture([SMALL], triple)
     {"loan": loan.close, "release": middle.release, "close": middle.close}[ending]()
     target.refresh(SMALL, 4)
-    assert last.replay(SMALL).tolist() == [8.0, 8.0]
+    assert last.replay(SMALL).tolist() == [12.0, 12.0]
     with pytest.raises((ReleasedStateError, KeyMismatchError)):
         middle.replay(SMALL)

@@ -159,9 +159,11 @@ class StateRecord:
         if writes is None:
             return False
         ranges = MemoryRanges.of(tensor for tensor in writes(key) if tensor.device == device)
-        if self._declared.get(key) == ranges:
+        before = self._declared.get(key)
+        if before is not None and before.contains(ranges):
             return False
-        self._declared[key] = ranges
+        # Buffers that moved, and were refused, may move back.
+        self._declared[key] = ranges if before is None else ranges.union(before)
         self._memo.clear()
         return True
 

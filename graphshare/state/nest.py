@@ -288,10 +288,12 @@ _NO_RULES = RuleSet()
 
 def labelled(value: Any) -> Iterable[tuple[str, Any]] | None:
     """As :func:`children`, with labels for steps."""
+    cls = type(value)
+    if cls is dict:  # of layers, often: without a step for each
+        return [(str(key), item) for key, item in value.items()]
     found = children(value)
     if found is None:
         return None
-    cls = type(value)
     return [(label(cls, step), item) for step, item in found]
 
 

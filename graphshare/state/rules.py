@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Literal, get_args
 
 __all__ = ["Rule", "RuleSet", "check_rules"]
@@ -43,6 +44,11 @@ def check_rules(rules: Mapping[str, str] | None) -> None:
             )
 
 
+@lru_cache(maxsize=1024)
+def _matcher(pattern: str) -> Callable[[str], object]:
+    return re.compile(fnmatch.translate(pattern)).match
+
+
 class RuleSet:
     """Rules in their order; the first whose pattern matches a path wins.
 
@@ -59,7 +65,7 @@ class RuleSet:
     def __init__(self, rules: Mapping[str, str] | None = None) -> None:
         check_rules(rules)
         self.source: tuple[tuple[str, str], ...] = tuple((rules or {}).items())
-        self._patterns = [re.compile(fnmatch.translate(name)).match for name, _ in self.source]
+        self._patterns = [_matcher(name) for name, _ in self.source]
         self._rules: list[str] = [rule for _, rule in self.source]
         self._ceiling = len(self._rules)
         strict = (i for i, rule in enumerate(self._rules) if rule != "any")

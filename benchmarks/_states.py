@@ -124,6 +124,9 @@ class NoGraph:
     def replay(self) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class Lent:
@@ -157,13 +160,14 @@ def lend(owner: Any, keys: list[BatchDescriptor], device: torch.device, **option
     graphs: dict[BatchDescriptor, Any] = {}
     scratch = torch.zeros(32, device=device)
     with backend.session():
+        backend.warmup(partial(scratch.add_, 1))
         for pool in (target, draft):
             with pool.capturing(keys) as capturing:
                 for key in capturing.keys:
                     capturing.state(key, Phase.CAPTURE)
                     # One small kernel, so that the device keeps up with the launches.
                     graph = backend.capture(partial(scratch.add_, 1)) if real else NoGraph()
-                    capturing.commit(key, graph.replay, graph.outputs)
+                    capturing.commit(key, graph.replay, graph.outputs, release=graph.release)
                     graphs[key] = graph
     target.refresh(keys[0], None)
     return Lent(target, draft, {key: getattr(each, "graph", each) for key, each in graphs.items()})

@@ -1,0 +1,83 @@
+"""Each benchmark still runs, in its smallest configuration. What it measures is not looked at."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import run
+from benchmarks._measure import Timing
+from benchmarks._turns import Figure, clock, difference_us, in_turn
+
+DEVICE = ("--device=cpu",)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Any:
+    before = torch.get_num_threads()  # a benchmark may set them
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", run.QUICK)
+def test_runs_and_writes_its_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"{name}.json"
+    on_tape = DEVICE if name.startswith("gpu/") else ()
+    monkeypatch.setattr(sys, "argv", [name, f"--json={path}", *run.QUICK[name], *on_tape])
+    importlib.import_module(f"benchmarks.{name.replace('/', '.')}").main()
+    content = json.loads(path.read_text())
+    assert {"python", "torch", "processor", "gpu", "driver", "commit"} <= set(content["machine"])
+    figures = run.figures_of(content["results"])
+    assert figures
+    assert all(figure["value"] == figure["value"] for figure in figures)
+
+
+def test_every_benchmark_is_in_a_group() -> None:
+    folder = Path(run.__file__).parent
+    found = {f"{path.parent.name}/{path.stem}" for path in folder.glob("*/*.py")}
+    assert {name for name in found if name.startswith(("host/", "gpu/"))} == set(run.QUICK)
+
+
+def test_driver_runs_a_group_and_says_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["host", "--quick", "--only", "replay", "--out", str(tmp_path)]
+    assert run.main(command) == 0
+    assert (tmp_path / "host" / "replay.json").exists()
+    assert "replay by bind" in capsys.readouterr().out
+    monkeypatch.setitem(run.QUICK, "host/replay", ("--no-such-option",))
+    assert run.main(command) == 1
+    assert "failed: host/replay" in capsys.readouterr().out
+
+
+def test_variants_take_turns_and_differences_are_paired() -> None:
+    order: list[str] = []
+
+    def sampler(name: str, ns: int) -> Any:
+        def sample() -> int:
+            order.append(name)
+            return ns
+
+        return sample
+
+    timing = in_turn({"a": sampler("a", 100), "b": sampler("b", 350)}, turns=4, rounds=3, warmup=0)
+    assert len(order) == 24
+    assert all(set(order[i : i + 2]) == {"a", "b"} for i in range(0, 24, 2))
+    assert difference_us(timing, "b", "a") == pytest.approx((0.25, 0.25, 0.25))
+    drifting = Timing(1, {"one": [1e-6, 3e-6, 9e-6], "two": [2e-6, 4e-6, 10e-6]})
+    assert difference_us(drifting, "two", "one").median == pytest.approx(1.0)
+    assert clock() >= 0
+
+
+def test_a_figure_says_whether_its_target_is_met() -> None:
+    assert Figure("n", 1.0, "us", target=1.0).facts()["met"] is True
+    assert Figure("n", 1.1, "us", target=1.0).facts()["met"] is False
+    assert "met" not in Figure("n", 1.1, "us").facts()

@@ -175,9 +175,7 @@ class Capturing(Generic[_K]):
         draft = self._draft(key, "protected")
         if key in self._writers:
             return []
-        owner = draft.record.book.owner
-        rules = getattr(owner, "host_values", None)
-        return device_tensors(draft.record.state, self._pool.device, rules)
+        return draft.record.tensors
 
     def __enter__(self) -> Capturing[_K]:
         self._pool.begin_capture()

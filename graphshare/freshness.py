@@ -87,6 +87,7 @@ class StateRecord:
         checker: Compares a rebuilt state with what the graphs bake in; ``None`` before a capture.
         captured: The state as captured; keeps the baked memory alive.
         state: The state as last built.
+        tensors: Those of ``captured`` that a graph on this state reads.
         reads: Memory that a graph on this state reads.
         leaves: All memory of the state, leaves under the rule ``any`` included.
         intact: Whether the memory still holds what was last built for it.
@@ -98,8 +99,8 @@ class StateRecord:
     __slots__ = (
         "__weakref__", "_declared", "_forward_memo", "_memo", "_memo_version", "book", "captured",
         "checker", "extent", "intact", "key", "keys", "leases", "leaves", "ledger", "order",
-        "pool_name", "reads", "ref", "released", "serial", "state", "tally", "wants_check",
-        "why",
+        "pool_name", "reads", "ref", "released", "serial", "state", "tally", "tensors",
+        "wants_check", "why",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +116,7 @@ class StateRecord:
         self.checker: LayoutChecker | None = None
         self.captured: Any = None
         self.state: Any = None
+        self.tensors: list[torch.Tensor] = []
         self.reads = self.leaves = _EMPTY
         self.leases: list[Lease] = []
         self.intact = self.released = False
@@ -143,7 +145,9 @@ class StateRecord:
         self.checker = LayoutChecker(state, device, rules) if check else None
         self.captured = self.state = state
         reads, leaves = tensors_by_use(state, device, rules)
-        self.reads, self.leaves = MemoryRanges.of(reads), MemoryRanges.of(leaves)
+        self.tensors = reads
+        self.reads = MemoryRanges.of(reads)
+        self.leaves = self.reads if len(reads) == len(leaves) else MemoryRanges.of(leaves)
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self._memo.clear()
         self._forward_memo.clear()

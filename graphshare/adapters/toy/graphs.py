@@ -6,7 +6,7 @@ for each graph it captures, and a loan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,9 +17,11 @@ from graphshare.adapters.toy.batch import AttentionBatch
 from graphshare.adapters.toy.config import EngineConfig
 from graphshare.adapters.toy.forwards import DraftOutput, Forwards
 from graphshare.adapters.toy.owner import PagedOwner
+from graphshare.core import Forward
 from graphshare.descriptor import BatchDescriptor, capture_descriptors
 from graphshare.owner import AttentionSpec, StateOwner
 from graphshare.pool import GraphPool
+from graphshare.progress import Progress
 from graphshare.sharing import SharedStates, share_states
 
 __all__ = ["GraphRunner", "decode_keys", "ladder", "spec_of", "target_keys"]
@@ -74,8 +76,10 @@ class GraphRunner:
         device: Where everything lies.
         backend: As for :class:`graphshare.GraphPool`.
         checks: The same.
-        target_owner, prefill_owner, decode_owner: Instead of :class:`PagedOwner`, e.g. to plant a
-            fault.
+        target_owner, prefill_owner, decode_owner: Instead of :class:`PagedOwner`, e.g. to take
+            times, or to plant a fault.
+        prefill_spec: What draft prefills are planned for; by default what the target is.
+        prefill_keys: Keys of draft prefills; by default the target's, whose states they borrow.
 
     Attributes:
         target, prefill, decode: The pools.
@@ -93,32 +97,48 @@ class GraphRunner:
         target_owner: StateOwner | None = None,
         prefill_owner: StateOwner | None = None,
         decode_owner: StateOwner | None = None,
+        prefill_spec: AttentionSpec | None = None,
+        prefill_keys: Sequence[BatchDescriptor] | None = None,
     ) -> None:
         engine = forwards.engine
         self._forwards = forwards
-        spec = spec_of(forwards)
+        self._prefill_keys = target_keys(engine) if prefill_keys is None else prefill_keys
 
-        def pool(name: str, owner: StateOwner | None) -> GraphPool[BatchDescriptor]:
+        def pool(
+            name: str, owner: StateOwner | None, spec: AttentionSpec | None = None
+        ) -> GraphPool[BatchDescriptor]:
             return GraphPool(
-                name, owner=owner, spec=spec, device=device, backend=backend, checks=checks
+                name,
+                owner=owner or PagedOwner(engine, device),
+                spec=spec or spec_of(forwards),
+                device=device,
+                backend=backend,
+                checks=checks,
             )
 
-        self.target = pool("target", target_owner or PagedOwner(engine, device))
+        self.target = pool("target", target_owner)
         # With an owner too, so that shared.verify() can prove the loan right; it builds nothing.
-        self.prefill = pool("draft.prefill", prefill_owner or PagedOwner(engine, device))
-        self.decode = pool("draft.decode", decode_owner or PagedOwner(engine, device))
+        self.prefill = pool("draft.prefill", prefill_owner, prefill_spec)
+        self.decode = pool("draft.decode", decode_owner)
         self.shared: SharedStates[BatchDescriptor, BatchDescriptor] | None = None
         if sharing:
             self.shared = share_states(self.target, self.prefill)
 
-    def capture(self, progress: bool | Callable[[int, int, str], object] | None = None) -> None:
-        """Capture all graphs, the lender's first."""
+    def capture(self, progress: bool | Progress | None = None) -> None:
+        """Capture all graphs, the lender's first.
+
+        Args:
+            progress: As for :meth:`graphshare.GraphPool.capture`; a callable is told the pool too.
+        """
         engine, forwards = self._forwards.engine, self._forwards
-        keys = target_keys(engine)
+        plan: list[tuple[GraphPool[BatchDescriptor], Sequence[BatchDescriptor], Forward]] = [
+            (self.target, target_keys(engine), forwards.target),
+            (self.prefill, self._prefill_keys, forwards.draft_prefill),
+            (self.decode, decode_keys(engine), forwards.draft_decode),
+        ]
         with torch.no_grad():
-            self.target.capture(keys, forwards.target, progress=progress)
-            self.prefill.capture(keys, forwards.draft_prefill, progress=progress)
-            self.decode.capture(decode_keys(engine), forwards.draft_decode, progress=progress)
+            for pool, keys, forward in plan:
+                pool.capture(keys, forward, progress=_named(progress, pool.name))
 
     def close(self) -> None:
         """Free the graphs; borrowers first."""
@@ -163,6 +183,12 @@ class GraphRunner:
     def run_draft_decode(self, key: BatchDescriptor) -> DraftOutput:
         """Replay the draft on one row for each request."""
         return self.decode.replay(key)
+
+
+def _named(progress: bool | Progress | None, name: str) -> bool | Progress | None:
+    if not callable(progress):
+        return progress
+    return lambda done, total, what: progress(done, total, f"{name}: {what}")
 
 
 def _dispatch(pool: GraphPool[BatchDescriptor], batch: AttentionBatch) -> BatchDescriptor:

@@ -16,7 +16,7 @@ from benchmarks._turns import arguments
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__, rounds=11)
+    parser = arguments(__doc__, rounds=9)
     parser.add_argument("--sizes", type=int, default=35, help="sizes to capture")
     parser.add_argument("--layers", type=int, default=32, help="of the decoder")
     parser.add_argument("--device", default="cuda", help="cpu exercises the code on the tape")

@@ -15,7 +15,7 @@ from benchmarks._turns import arguments
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=11)
-    parser.add_argument("--sizes", type=int, default=8, help="sizes to capture")
+    parser.add_argument("--sizes", type=int, default=4, help="sizes to capture")
     parser.add_argument("--layers", type=int, default=32, help="of the decoder")
     options = parser.parse_args(argv)
     measure(

@@ -1,0 +1,270 @@
+"""``check_owner``: run an engine's own state owner through what a captured state must satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graphshare.owner import Phase
+from graphshare.state import check_rules, walk
+from graphshare.state.nodes import is_on
+from graphshare.testing.catalogue import CHECKS
+from graphshare.testing.checks import bounds as bounds_check
+from graphshare.testing.checks import (
+    capture,
+    contents,
+    footprint,
+    host_values,
+    places,
+    refusal,
+    synchronisation,
+)
+from graphshare.testing.memory import Watched
+from graphshare.testing.report import Rejection, Report
+from graphshare.testing.subject import Subject, matches
+
+__all__ = ["OwnerDoesNotConform", "assert_owner_conforms", "check_owner"]
+
+Batches = Mapping[Any, Iterable[Any]] | Callable[[Any], Iterable[Any]] | Sequence[Any]
+"""By key; or a function of the key; or a sequence, every one of which fits every key."""
+
+
+class OwnerDoesNotConform(AssertionError):  # noqa: N818 - read as a sentence, as pytest shows it
+    """An owner was rejected.
+
+    Attributes:
+        report: Why.
+    """
+
+    report: Report
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.report,)
+
+
+def check_owner(
+    owner: Any,
+    keys: Iterable[Hashable],
+    batches: Batches,
+    *,
+    device: torch.device | str | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    impossible: Batches = (),
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    scratch: Iterable[str] = (),
+    allow: Iterable[str] = (),
+) -> Report:
+    """Build an owner's states in every way that a pool does, and say what would go wrong.
+
+    The owner is built for warmups and captures, for every batch, in several orders of keys, on
+    poisoned memory, and for batches that it must refuse; nothing is captured, and a GPU is not
+    needed. Give at least two batches of different sizes for each key, so that what is frozen or
+    left over shows.
+
+    The memory of the states is overwritten while this runs, and holds a build for a capture
+    afterwards. A build that uses old contents as indices may fail on the poison; on a GPU such a
+    failure may end the process.
+
+    Args:
+        owner: What would be passed as ``GraphPool(owner=...)``.
+        keys: What would be passed to ``GraphPool.capture``.
+        batches: What would be passed to ``GraphPool.refresh``, by key: a mapping, or a function of
+            the key, or a sequence of batches that fit every key.
+        device: Where the states lie. Left out, that of the first tensor that is not on the CPU,
+            else the CPU.
+        forward: ``forward(key, state)``, run in each warmup: what it initialises in the state must
+            not be there in the capture's build.
+        impossible: Batches that a key must refuse, in the same forms. Batches of larger keys are
+            offered as well, where batch and key both have ``num_tokens``, ``num_reqs`` or
+            ``max_query_len``.
+        bounds: Path pattern to the least and the most that an element may be:
+            ``{"*.seq_lens": (1, 4096)}``. Holds for all elements of builds with no batch, and for
+            the live rows of batches.
+        scratch: Path patterns of tensors whose contents only a kernel library knows (FlashInfer's
+            workspaces): that elements are left unwritten, or differ, is no fault there.
+        allow: Ids of checks whose rejections are accepted, of :data:`graphshare.testing.CHECKS`;
+            ``"padding:*.block_table"`` accepts them at some paths.
+
+    Returns:
+        What was found; ``report.ok`` and ``print(report)``.
+
+    Raises:
+        TypeError: ``owner`` has no ``build``.
+        ValueError: There are no keys, two are equal, batches are given for another key, an id in
+            ``allow`` is unknown, or no tensor of the states is on ``device``.
+
+    Example:
+        >>> import torch
+        >>> from graphshare import BatchDescriptor, PersistentBuffer
+        >>> class Owner:
+        ...     def __init__(self):
+        ...         self.seq_lens = PersistentBuffer(8, torch.int32, "cpu", padding=1)
+        ...
+        ...     def build(self, key, batch, phase):
+        ...         if batch is None:
+        ...             return {"seq_lens": self.seq_lens.fill(1, key.num_reqs)}
+        ...         return {"seq_lens": self.seq_lens.write(batch, key.num_reqs)}
+        >>> keys = [BatchDescriptor(n, n) for n in (8, 4)]
+        >>> check_owner(Owner(), keys, lambda key: [[3] * key.num_reqs, [7, 5]]).ok
+        True
+    """
+    allowed = _allowed(allow)
+    if not callable(getattr(owner, "build", None)):
+        raise TypeError(f"owner: expected build(key, batch, phase), got {type(owner).__name__}")
+    ordered = _largest_first(keys)
+    subject = Subject(
+        owner=owner,
+        keys=ordered,
+        batches=_by_key("batches", batches, ordered),
+        impossible=_by_key("impossible", impossible, ordered),
+        device=torch.device("cpu" if device is None else device),
+        seeks_device=device is None,
+        rules=None,
+        forward=forward,
+        scratch=tuple(scratch),
+        bounds=dict(bounds or {}),
+    )
+    _read_rules(subject)
+    _run(subject)
+    rejections = subject.findings.rejections()
+    return Report(
+        owner=type(owner).__name__,
+        device=str(subject.device),
+        keys=ordered,
+        num_batches=sum(map(len, subject.batches.values())),
+        num_builds=subject.num_builds,
+        rejections=tuple(r for r in rejections if not _is_allowed(r, allowed)),
+        allowed=tuple(r for r in rejections if _is_allowed(r, allowed)),
+        facts=tuple(subject.findings.facts),
+        not_checked=dict(subject.findings.not_checked),
+    )
+
+
+def assert_owner_conforms(
+    owner: Any, keys: Iterable[Hashable], batches: Batches, **options: Any
+) -> Report:
+    """Check an owner, in one line of a test.
+
+    Args:
+        owner: As :func:`check_owner`.
+        keys: As :func:`check_owner`.
+        batches: As :func:`check_owner`.
+        options: As :func:`check_owner`.
+
+    Returns:
+        The report, for its facts.
+
+    Raises:
+        OwnerDoesNotConform: Something was rejected.
+    """
+    report = check_owner(owner, keys, batches, **options)
+    if not report.ok:
+        raise OwnerDoesNotConform(report)
+    return report
+
+
+def _run(subject: Subject) -> None:
+    capture.run(subject)
+    _check_device(subject)
+    if subject.forward is None:
+        subject.findings.not_checked["lazy"] = "no forward was given; builds alone were looked at"
+    places.orders(subject)
+    leaves = [leaf for captured in subject.captured.values() for leaf in captured.leaves]
+    watched = Watched(leaves)
+    places.growth(subject)
+    contents.run(subject, watched)
+    footprint.run(subject, watched)
+    refusal.run(subject, watched)
+    bounds_check.run(subject)
+    synchronisation.run(subject)
+    host_values.unused_rules(subject)
+    for key in subject.captured:
+        subject.build(key, None, Phase.CAPTURE)
+    places.deviations(subject)
+    host_values.run(subject)
+
+
+def _allowed(allow: Iterable[str]) -> list[tuple[str, str]]:
+    entries = [allow] if isinstance(allow, str) else list(allow)
+    found = [(check, pattern) for check, _, pattern in (entry.partition(":") for entry in entries)]
+    unknown = [check for check, _ in found if check not in CHECKS]
+    if unknown:
+        raise ValueError(f"allow: expected ids of {', '.join(CHECKS)}, got {', '.join(unknown)}")
+    return found
+
+
+def _is_allowed(rejection: Rejection, allowed: list[tuple[str, str]]) -> bool:
+    return any(
+        check == rejection.check and (not pattern or matches(rejection.path, [pattern]))
+        for check, pattern in allowed
+    )
+
+
+def _largest_first(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    given = tuple(keys)
+    if not given:
+        raise ValueError("keys: expected at least one, got none")
+    if len(set(given)) != len(given):
+        raise ValueError("keys: expected no two equal")
+    costs: list[Any] = [getattr(key, "cost", None) for key in given]
+    if not all(map(callable, costs)):
+        return given  # of an order that the caller knows
+    return tuple(sorted(given, key=lambda key: key.cost(), reverse=True))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _by_key(
+    name: str, given: Batches, keys: tuple[Hashable, ...]
+) -> dict[Hashable, tuple[Any, ...]]:
+    if isinstance(given, Mapping):
+        other = [key for key in given if key not in keys]
+        if other:
+            raise ValueError(f"{name}: expected keys that are checked, got {other[0]!r}")
+        return {key: tuple(batches) for key, batches in given.items()}
+    if callable(given):
+        return {key: tuple(given(key)) for key in keys}
+    every = tuple(given)
+    return dict.fromkeys(keys, every)
+
+
+def _read_rules(subject: Subject) -> None:
+    rules = getattr(subject.owner, "host_values", None)
+    try:
+        check_rules(rules)
+    except (TypeError, ValueError) as error:
+        subject.findings.reject(
+            "protocol",
+            "host_values",
+            "path patterns with rules",
+            str(error),
+            key=subject.keys[0],
+        )
+    else:
+        subject.rules = rules
+
+
+def _check_device(subject: Subject) -> None:
+    """Refuse a device on which nothing lies: nothing would be looked at.
+
+    Raises:
+        ValueError: The states have tensors, all of them elsewhere.
+    """
+    if any(captured.leaves for captured in subject.captured.values()):
+        return
+    tensors = [
+        value
+        for captured in subject.captured.values()
+        for _, value in walk(captured.state)
+        if isinstance(value, torch.Tensor)
+    ]
+    if tensors and not any(is_on(t.device, subject.device) for t in tensors):
+        raise ValueError(
+            f"device: expected where the states lie, {tensors[0].device}, got {subject.device}"
+        )
+    if subject.captured:
+        subject.findings.fact("no-tensors", f"no graph reads a tensor on {subject.device}")

@@ -1,0 +1,252 @@
+"""The owner under test: calls its ``build``, and compares whatever comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+
+from graphshare.memory import MemoryRanges, plain_tensors
+from graphshare.owner import Phase
+from graphshare.state import HostLeaf, LayoutChecker, LayoutDifference, walk
+from graphshare.state.nest import labelled, unroll
+from graphshare.state.nodes import is_on
+from graphshare.state.rules import RuleSet
+from graphshare.testing.memory import Leaf
+from graphshare.testing.report import Findings
+from graphshare.verification import _live_rows as live_rows_of
+
+__all__ = ["Captured", "Deviation", "Subject", "matches"]
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern names a path, or a container around it."""
+    parts = path.split(".")
+    around = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+    return any(
+        fnmatchcase(each, pattern) or fnmatchcase("." + each, pattern)
+        for pattern in patterns
+        for each in around
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What the first build for a capture returned for one key.
+
+    Attributes:
+        checker: Compares later builds with it.
+        leaves: Its tensors on the device, each place once, without those under the rule ``any``.
+        reads: Their memory.
+        host: Paths of its host values.
+        state: The state itself.
+    """
+
+    checker: LayoutChecker
+    leaves: tuple[Leaf, ...]
+    reads: MemoryRanges
+    host: frozenset[str]
+    state: Any
+
+
+class Deviation(NamedTuple):
+    """A build that did not return what was captured.
+
+    Attributes:
+        key: The key.
+        phase: Why it was built.
+        batch: Index of the batch, ``None`` without one.
+        difference: How it differs.
+        late: Whether the tensor lies in memory that no build had returned before the captures.
+    """
+
+    key: Hashable
+    phase: Phase
+    batch: int | None
+    difference: LayoutDifference
+    late: bool
+
+
+@dataclass(slots=True)
+class Subject:
+    """An owner, what to build with it, and what has come of it so far.
+
+    Attributes:
+        owner: The owner.
+        keys: Largest first.
+        batches: Of each key.
+        impossible: Of each key, batches that it must refuse.
+        device: Where its states lie.
+        rules: Its ``host_values``, if they are valid.
+        forward: What a warmup runs, or ``None``.
+        scratch: Patterns of leaves whose contents only a kernel library knows.
+        bounds: Pattern to the least and the most that an element may be.
+        seeks_device: Whether the first tensor decides about the device.
+        findings: What has been found.
+        captured: By key; a key whose captures fail is not there.
+        deviations: Everything that was not as captured.
+        overwritten: By key, what its builds wrote of any state.
+        num_builds: Calls of ``build``.
+    """
+
+    owner: Any
+    keys: tuple[Hashable, ...]
+    batches: Mapping[Hashable, Sequence[Any]]
+    impossible: Mapping[Hashable, Sequence[Any]]
+    device: torch.device
+    rules: Mapping[str, str] | None
+    forward: Callable[[Any, Any], Any] | None
+    scratch: tuple[str, ...]
+    bounds: Mapping[str, tuple[float, float]]
+    seeks_device: bool
+    findings: Findings = field(default_factory=Findings)
+    captured: dict[Hashable, Captured] = field(default_factory=dict[Hashable, Captured])
+    deviations: list[Deviation] = field(default_factory=list[Deviation])
+    overwritten: dict[Hashable, MemoryRanges] = field(default_factory=dict[Hashable, MemoryRanges])
+    num_builds: int = 0
+    _alive: list[Any] = field(default_factory=list[Any])
+    _early: set[int] = field(default_factory=set[int])
+
+    def call(self, key: Hashable, batch: Any, phase: Phase) -> Any:
+        """Call the owner, as a pool does; whatever it raises is raised."""
+        self.num_builds += 1
+        return self.owner.build(key, batch, phase)
+
+    def build(self, key: Hashable, index: int | None, phase: Phase, *, keep: bool = True) -> Any:
+        """Build, and compare with what was captured, unless it is for a warmup.
+
+        Args:
+            key: The key.
+            index: Of the batch; ``None`` for a warmup or capture.
+            phase: Why.
+            keep: Hold the state, so that no later tensor can take the address of one of its own.
+
+        Returns:
+            The state; ``None`` if the build failed, which is then among the findings.
+        """
+        batch = None if index is None else self.batches[key][index]
+        try:
+            state = self.call(key, batch, phase)
+        except Exception as error:  # noqa: BLE001 - whatever an owner raises is a finding
+            self.findings.reject(
+                "build",
+                f"build for {phase.name}",
+                "a state",
+                f"{type(error).__name__}: {error}",
+                key=key,
+                batch=index,
+            )
+            return None
+        if self.seeks_device:
+            self._find_device(state)
+        if keep:
+            self._alive.append(state)
+        captured = self.captured.get(key)
+        if captured is None:
+            self._early.update(
+                leaf.tensor.untyped_storage().data_ptr() for leaf in self.leaves(state)
+            )
+        elif phase is not Phase.WARMUP and not captured.checker.matches(state):
+            self._compare(captured, state, key, index, phase)
+        return state
+
+    def _find_device(self, state: Any) -> None:
+        places = [value.device for _, value in walk(state) if isinstance(value, torch.Tensor)]
+        if places:
+            self.device = next((place for place in places if place.type != "cpu"), places[0])
+            self.seeks_device = False
+
+    def _compare(
+        self, captured: Captured, state: Any, key: Hashable, index: int | None, phase: Phase
+    ) -> None:
+        found = captured.checker.differences(state)
+        if not found:
+            return
+        tensors = {path: tensor for path, tensor, _ in self._tensors(state)}
+        for difference in found:
+            tensor = tensors.get(difference.path)
+            late = tensor is not None and tensor.untyped_storage().data_ptr() not in self._early
+            self.deviations.append(Deviation(key, phase, index, difference, late))
+
+    def capture(self, key: Hashable) -> Any:
+        """Build for a capture, and take what comes for what graphs bake in."""
+        state = self.build(key, None, Phase.CAPTURE)
+        if state is not None:
+            checker = LayoutChecker(state, self.device, self.rules)
+            leaves = self.leaves(state)
+            self.captured[key] = Captured(
+                checker,
+                leaves,
+                MemoryRanges.of(leaf.tensor for leaf in leaves),
+                frozenset(
+                    leaf.path for leaf in checker.layout.leaves if isinstance(leaf, HostLeaf)
+                ),
+                state,
+            )
+        return state
+
+    def leaves(self, state: Any) -> tuple[Leaf, ...]:
+        """The tensors of a state that graphs read, each place under its first path."""
+        places: dict[Any, Leaf] = {}
+        for path, tensor, rule in self._tensors(state):
+            if rule != "any":
+                place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+                places.setdefault(place, Leaf(path, tensor))
+        return tuple(places.values())
+
+    def _tensors(self, state: Any) -> Iterator[tuple[str, torch.Tensor, str]]:
+        with plain_tensors():
+            for path, value, rule in unroll(state, labelled, RuleSet(self.rules)):
+                if isinstance(value, torch.Tensor) and is_on(value.device, self.device):
+                    yield path, value, rule
+
+    def steady(self, key: Hashable) -> list[Leaf]:
+        """The leaves of a key that have stayed where they were captured, without scratch."""
+        moved = {d.difference.path for d in self.deviations if d.key == key}
+        return [
+            leaf
+            for leaf in self.captured[key].leaves
+            if leaf.path not in moved and not matches(leaf.path, self.scratch)
+        ]
+
+    def replays(self, key: Hashable) -> range:
+        """Indices of the batches of a key."""
+        return range(len(self.batches.get(key, ())))
+
+    def live_rows(self, key: Hashable, index: int, leaf: Leaf) -> int | None:
+        """Leading rows of a leaf that a batch uses: declared, else by size; ``None`` if unknown."""
+        batch = self.batches[key][index]
+        return live_rows_of(leaf.path, leaf.tensor, self._declared_rows(key, batch), key, batch)
+
+    def _declared_rows(self, key: Hashable, batch: Any) -> Mapping[str, int]:
+        declared = getattr(self.owner, "live_rows", None)
+        if declared is None:
+            return {}
+        try:
+            rows = dict(declared(key, batch))
+        except Exception as error:  # noqa: BLE001 - whatever an owner raises is a finding
+            self._misdeclared("live_rows", f"{type(error).__name__}: {error}", key)
+            return {}
+        wrong = [n for n in rows.values() if not isinstance(n, int) or isinstance(n, bool) or n < 0]
+        if wrong:
+            self._misdeclared("live_rows", repr(wrong[0]), key)
+            return {}
+        return rows
+
+    def declared_writes(self, key: Hashable) -> MemoryRanges | None:
+        """What the owner says that a build for a key may write; ``None`` if it says nothing."""
+        writes = getattr(self.owner, "writes", None)
+        if writes is None:
+            return None
+        try:
+            return MemoryRanges.of(t for t in writes(key) if is_on(t.device, self.device))
+        except Exception as error:  # noqa: BLE001 - whatever an owner raises is a finding
+            self._misdeclared("writes", f"{type(error).__name__}: {error}", key)
+            return None
+
+    def _misdeclared(self, name: str, got: str, key: Hashable) -> None:
+        expected = {"live_rows": "row counts by path pattern", "writes": "tensors"}[name]
+        self.findings.reject("protocol", name, expected, got, key=key)

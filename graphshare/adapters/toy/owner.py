@@ -79,6 +79,12 @@ class PagedOwner:
             if replay:
                 raise ValueError("a replay needs a batch")
             batch = AttentionBatch.dummy(_dummy_query_lens(key, num_reqs), self._engine.page_size)
+        if batch.num_tokens > key.num_tokens or batch.num_reqs > num_reqs:
+            # Before the first write: a batch that is refused leaves the state as it was.
+            raise ValueError(
+                f"{key}: expected at most {key.num_tokens} tokens of {num_reqs} requests, "
+                f"got {batch.num_tokens} of {batch.num_reqs}"
+            )
         max_pages = self._engine.max_pages
         table = torch.tensor(
             [(*pages, *[SCRATCH_PAGE] * (max_pages - len(pages))) for pages in batch.block_table],

@@ -3,7 +3,7 @@
 The memory of all states is poisoned before each build, with one poison in a first pass over the
 batches and with another in a second pass that goes backwards. What a build left alone is the
 poison; what it took from elsewhere (a staging buffer on the host, the batch before) differs
-between the passes.
+between the passes, for other batches, of another key too, came before.
 """
 
 from __future__ import annotations
@@ -88,11 +88,23 @@ class _Passes:
                 self._look_at_capture(phase, _Pair(first, second))
         indices = self._subject.replays(self._key)
         forward = [self._build(index, Phase.REPLAY, 0) for index in indices]
+        for other in self._others():
+            for index in self._subject.replays(other):
+                self._subject.build(other, index, Phase.REPLAY, keep=False)
         for index in reversed(indices):
             first, second = forward[index], self._build(index, Phase.REPLAY, 1)
             if first is not None and second is not None:
                 self._look_at_replay(index, _Pair(first, second))
             forward[index] = None
+            if index == 0 and second is not None:
+                # Twice in a row: an owner may skip what it takes for written.
+                third = self._build(index, Phase.REPLAY, 0)
+                if third is not None:
+                    self._look_at_replay(index, _Pair(third, second))
+
+    def _others(self) -> list[Hashable]:
+        """The largest key but this, so that leftovers reach as many rows as can be."""
+        return [key for key in self._subject.captured if key != self._key][:1]
 
     def _build(self, index: int | None, phase: Phase, which: int) -> Bytes | None:
         poisoned = self._watched.poison(which, self._where)
@@ -145,8 +157,10 @@ class _Passes:
         # In a live row, what comes after the last element that was written is padding too.
         tail = _tails(kept) if kept.ndim > 1 else torch.zeros_like(kept)
         padding = kept & (past | tail)
+        if bool((kept & ~padding).any()):
+            padding = torch.zeros_like(padding)  # it is not the padding that was forgotten
         known = past if rows is not None else torch.zeros_like(past)
-        return _Parts(kept & ~padding, padding, unlike & ~known, unlike & known)
+        return _Parts(kept & ~past & ~tail, padding, unlike & ~known, unlike & known)
 
     def _report(self, leaf: Leaf, index: int, parts: _Parts) -> None:
         where = leaf.path or "the state"

@@ -1,0 +1,77 @@
+"""Planted faults are each rejected for the right reason, and for no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graphshare.testing import CHECKS, check_owner
+from tests.planted_owners import (
+    BOUNDS,
+    FAULTS,
+    KEYS,
+    Declares,
+    Honest,
+    Reads,
+    batches,
+    impossible,
+    plan,
+)
+
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def check(owner, **options):
+    given = {"forward": plan, "impossible": impossible, "bounds": BOUNDS, **options}
+    return check_owner(owner, KEYS, batches, **given)
+
+
+def fails(report):
+    return {each.check for each in report.rejections}
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("owner", [Honest, Declares])
+def test_an_honest_owner_conforms(owner, device):
+    report = check(owner(device))
+    assert report.rejections == ()
+    assert report.ok
+
+
+@pytest.mark.parametrize("device", PLACES)
+@pytest.mark.parametrize("owner", FAULTS, ids=lambda owner: owner.__name__)
+def test_a_planted_fault_is_rejected_for_its_reason_alone(owner, device):
+    report = check(owner(device))
+    assert fails(report) == {FAULTS[owner]}, str(report)
+    assert not report.ok
+
+
+@pytest.mark.parametrize("owner", FAULTS, ids=lambda owner: owner.__name__)
+def test_a_fault_that_is_allowed_is_reported_as_such(owner):
+    report = check(owner(), allow=[FAULTS[owner]])
+    assert report.ok
+    assert {each.check for each in report.allowed} == {FAULTS[owner]}
+
+
+def test_every_check_has_a_planted_fault():
+    elsewhere = {"forward", "host-sync"}  # below
+    assert {*FAULTS.values()} | elsewhere == CHECKS.keys()
+
+
+def test_a_forward_that_fails_on_what_a_warmup_gets():
+    def forward(key, state):
+        raise IndexError
+
+    assert fails(check(Honest(), forward=forward)) == {"forward"}
+
+
+@pytest.mark.gpu
+def test_a_build_that_waits_for_the_device():
+    report = check(Reads("cuda"))
+    assert fails(report) == {"host-sync"}
+    assert "planted_owners.py" in report.rejections[0].got
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_without_a_gpu_the_report_says_what_was_not_checked():
+    assert "host-sync" in check(Honest("cpu")).not_checked

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from graphshare.descriptor import BatchDescriptor, anything, bound, exact
+from graphshare.testing import strategies
 
 
 class Rich(BatchDescriptor):
@@ -37,37 +38,17 @@ _EXTRA: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@st.composite
 def fields(
-    draw: st.DrawFn, kind: type[BatchDescriptor] = BatchDescriptor, most: int = 12
-) -> dict[str, Any]:
+    kind: type[BatchDescriptor] = BatchDescriptor, most: int = 12
+) -> st.SearchStrategy[dict[str, Any]]:
     """The fields of a possible descriptor, some left out."""
-    num_tokens = draw(st.integers(1, most))
-    values: dict[str, Any] = {"num_tokens": num_tokens}
-    uniform = draw(st.none() | st.integers(1, 4))
-    if uniform is not None and num_tokens % uniform == 0:
-        values["uniform_query_len"] = uniform
-        if draw(st.booleans()):
-            values["max_query_len"] = uniform
-    elif draw(st.booleans()):
-        values["max_query_len"] = draw(st.none() | st.integers(1, num_tokens))
-    if draw(st.booleans()):
-        most_reqs = num_tokens // values.get("uniform_query_len", 1)
-        values["num_reqs"] = draw(st.none() | st.integers(1, most_reqs))
-    if draw(st.booleans()):
-        values["num_active_loras"] = draw(st.none() | st.integers(0, 2))
-    if draw(st.booleans()):
-        values["num_ubatches"] = draw(st.none() | st.integers(1, 2))
-    for name in kind.matching():
-        if name in _EXTRA and draw(st.booleans()):
-            values[name] = draw(_EXTRA[name])
-    return values
+    return strategies.descriptor_fields(kind, max_tokens=most, extra=_EXTRA)
 
 
 def descriptors(
     kind: type[BatchDescriptor] = BatchDescriptor, most: int = 12
 ) -> st.SearchStrategy[BatchDescriptor]:
-    return fields(kind, most).map(lambda values: kind(**values))
+    return strategies.descriptors(kind, max_tokens=most, extra=_EXTRA)
 
 
 kinds = st.sampled_from(TYPES)

@@ -6,12 +6,11 @@ new views each time, its shared parts shared or not. Then one thing in it is cha
 
 from __future__ import annotations
 
-import collections
 import copy
 import enum
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import assume, given
@@ -26,9 +25,10 @@ from graphshare.state import (
     layout_of,
     walk,
 )
+from graphshare.testing import strategies
+from graphshare.testing.strategies import Branch, Place, leaf_paths, make, places, spell
 
 BUFFERS = [torch.zeros(96, dtype=torch.int64) for _ in range(3)]
-DTYPES = [torch.int64, torch.int32, torch.float32]
 
 
 class Color(enum.Enum):
@@ -69,59 +69,6 @@ HOST_VALUES: list[Callable[[], Any]] = [
 ]
 
 
-class Triple(NamedTuple):
-    a: Any
-    b: Any
-    c: Any
-
-
-@dataclass
-class Open:
-    a: Any
-    b: Any
-    c: Any
-
-
-@dataclass(slots=True)
-class Slotted:
-    a: Any
-    b: Any
-    c: Any
-
-    @property
-    def costly(self) -> Any:
-        raise RuntimeError("a property was read")
-
-    def __eq__(self, other: object) -> bool:
-        raise RuntimeError("containers were compared")
-
-    __hash__ = None
-
-
-class Plain:
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-class Attributed(dict[str, Any]):
-    """A dict that also has attributes."""
-
-
-@dataclass(eq=False)
-class Place:
-    """A view: tensor leaf."""
-
-    buffer: int
-    dtype: torch.dtype
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    def make(self) -> torch.Tensor:
-        typed = BUFFERS[self.buffer].view(self.dtype)
-        return typed.as_strided(self.shape, self.stride, self.offset)
-
-
 @dataclass(eq=False)
 class Value:
     """A host value: a leaf."""
@@ -132,118 +79,11 @@ class Value:
         return HOST_VALUES[self.index]()
 
 
-@dataclass(eq=False)
-class Branch:
-    kind: str
-    items: list[tuple[str, Any]] = field(default_factory=list)
-
-    @property
-    def is_mutable(self) -> bool:
-        return self.kind in ("dict", "ordered", "default", "list", "deque", "plain")
+leaves = st.one_of(places(BUFFERS), st.builds(Value, st.integers(0, len(HOST_VALUES) - 1)))
 
 
-Spec = Place | Value | Branch
-THREE = ("triple", "open", "slotted")
-ANY_NUMBER = ("dict", "ordered", "default", "attributed", "list", "tuple", "deque", "plain")
-
-
-@st.composite
-def places(draw: st.DrawFn) -> Place:
-    shape = draw(st.sampled_from([(), (4,), (1,), (0,), (2, 3), (3, 2), (1, 4), (2, 1, 3)]))
-    stride = tuple(draw(st.sampled_from([0, 1, 2, 3, 4, 6])) for _ in shape)
-    return Place(
-        draw(st.integers(0, 2)),
-        draw(st.sampled_from(DTYPES)),
-        draw(st.integers(0, 40)),
-        shape,
-        stride,
-    )
-
-
-leaves = st.one_of(places(), st.builds(Value, st.integers(0, len(HOST_VALUES) - 1)))
-
-
-@st.composite
-def nests(draw: st.DrawFn) -> Branch:
-    pool: list[Spec] = draw(st.lists(leaves, min_size=1, max_size=6))
-    branches: list[Branch] = []
-    for _ in range(draw(st.integers(1, 5))):
-        kind = draw(st.sampled_from(THREE + ANY_NUMBER))
-        count = 3 if kind in THREE else draw(st.integers(0, 4))
-        # From all that was made before: what is drawn twice is shared.
-        parts = [pool[-1 - draw(st.integers(0, len(pool) - 1))] for _ in range(count)]
-        branch = Branch(kind, list(zip("abcd", parts, strict=False)))
-        branches.append(branch)
-        pool.append(branch)
-    root = branches[-1]
-    looping = [branch for branch in branches if branch.is_mutable]
-    if looping and draw(st.booleans()):
-        branch = draw(st.sampled_from(looping))
-        up = root if root.is_mutable and draw(st.booleans()) else branch
-        branch.items.append(("up", up))
-    return root
-
-
-def build(spec: Spec, *, share: bool, _open: dict | None = None, _done: dict | None = None) -> Any:
-    """The nest, with new containers; what the specification shares is shared if ``share``."""
-    opened = {} if _open is None else _open
-    done = {} if _done is None else _done
-    if not isinstance(spec, Branch):
-        if id(spec) not in done or not share:
-            done[id(spec)] = spec.make()
-        return done[id(spec)]
-    if id(spec) in opened:
-        return opened[id(spec)]
-    if share and id(spec) in done:
-        return done[id(spec)]
-    empty = {
-        "dict": dict,
-        "ordered": collections.OrderedDict,
-        "default": lambda: collections.defaultdict(list),
-        "attributed": Attributed,
-        "list": list,
-        "deque": collections.deque,
-        "plain": Plain,
-    }
-    made = empty[spec.kind]() if spec.kind in empty else None
-    if spec.is_mutable:
-        opened[id(spec)] = made
-    parts = [
-        (name, build(part, share=share, _open=opened, _done=done)) for name, part in spec.items
-    ]
-    opened.pop(id(spec), None)
-    values = [part for _, part in parts]
-    match spec.kind:
-        case "dict" | "ordered" | "default":
-            made.update(parts)
-        case "attributed":
-            made.update(parts[1:])
-            vars(made).update(parts[:1])
-        case "list" | "deque":
-            made.extend(values)
-        case "plain":
-            vars(made).update(parts)
-        case "tuple":
-            made = tuple(values)
-        case other:
-            made = {"triple": Triple, "open": Open, "slotted": Slotted}[other](*values)
-    done[id(spec)] = made
-    return made
-
-
-def spell(spec: Spec, path: str = "", around: tuple[int, ...] = ()) -> Iterator[tuple[str, Spec]]:
-    """Every path, of containers too."""
-    if id(spec) in around:
-        return
-    yield path, spec
-    if isinstance(spec, Branch):
-        for i, (name, part) in enumerate(spec.items):
-            step = str(i) if spec.kind in ("list", "tuple", "deque") else name
-            yield from spell(part, f"{path}.{step}" if path else step, (*around, id(spec)))
-
-
-def leaf_paths(spec: Spec) -> list[str]:
-    return sorted(path for path, part in spell(spec) if not isinstance(part, Branch))
+def nests() -> st.SearchStrategy[Branch]:
+    return strategies.nests(leaves, cycles=True)
 
 
 booleans = st.booleans()
@@ -251,12 +91,12 @@ booleans = st.booleans()
 
 @given(nests(), booleans)
 def test_walk_gives_each_leaf_once_for_each_path(spec: Branch, share: bool) -> None:
-    assert sorted(path for path, _ in walk(build(spec, share=share))) == leaf_paths(spec)
+    assert sorted(path for path, _ in walk(make(spec, share=share))) == leaf_paths(spec)
 
 
 @given(nests(), booleans, booleans)
 def test_a_rebuild_has_the_same_layout(spec: Branch, first: bool, second: bool) -> None:
-    a, b = build(spec, share=first), build(spec, share=second)
+    a, b = make(spec, share=first), make(spec, share=second)
     mine, theirs = layout_of(a, "cpu"), layout_of(b, "cpu")
     assert mine == theirs
     assert compare(mine, theirs) == []
@@ -285,7 +125,7 @@ FIELDS = ("address", "shape", "stride", "dtype", "device")
 def changed(draw: st.DrawFn) -> tuple[Branch, Any, Any, set[tuple[str, str]]]:
     """A specification, its nest before and after one change, and the differences to be seen."""
     spec = draw(nests())
-    before = build(spec, share=draw(booleans))
+    before = make(spec, share=draw(booleans))
     if draw(booleans):
         part = _unshared(draw, spec)
     else:
@@ -294,7 +134,7 @@ def changed(draw: st.DrawFn) -> tuple[Branch, Any, Any, set[tuple[str, str]]]:
     where = {path for path, other in spell(spec) if other is part}
     wanted: set[tuple[str, str]]
     if isinstance(part, Place):
-        old, new = part.make(), draw(places())
+        old, new = part.make(), draw(places(BUFFERS))
         if draw(booleans):  # in one respect alone
             one = draw(st.sampled_from(["buffer", "offset", "dtype", "stride"]))
             if one != "stride" or len(new.stride) == len(part.stride):
@@ -312,10 +152,10 @@ def changed(draw: st.DrawFn) -> tuple[Branch, Any, Any, set[tuple[str, str]]]:
     else:
         wanted = _change_branch(draw, spec, part, where)
     assume(wanted)
-    return spec, before, build(spec, share=draw(booleans)), wanted
+    return spec, before, make(spec, share=draw(booleans)), wanted
 
 
-def _unshared(draw: st.DrawFn, spec: Branch) -> Spec:
+def _unshared(draw: st.DrawFn, spec: Branch) -> Place | Value | Branch:
     """Makes one place's part its own, so that a change shows there alone."""
     branches = [part for _, part in spell(spec) if isinstance(part, Branch)]
     places = [
@@ -329,7 +169,7 @@ def _unshared(draw: st.DrawFn, spec: Branch) -> Spec:
     branch, i = draw(st.sampled_from(places))
     name, part = branch.items[i]
     if isinstance(part, Branch):
-        alone: Spec = Branch(part.kind, list(part.items))
+        alone: Place | Value | Branch = Branch(part.kind, list(part.items))
     else:
         alone = copy.copy(part)
     branch.items[i] = (name, alone)
@@ -403,15 +243,15 @@ def test_at_most_bounds_numbers_of_one_type(captured: Any, got: Any) -> None:
 
 
 def test_no_two_host_values_are_the_same_but_each_is_like_itself() -> None:
-    for i, make in enumerate(HOST_VALUES):
+    for i, value in enumerate(HOST_VALUES):
         for rule in ("equal", "at_most"):
-            checker = LayoutChecker((make(),), "cpu", {"0": rule})
-            assert checker.differences((make(),)) == []
-            assert checker.matches((make(),)), make()
-        checker = LayoutChecker((make(),), "cpu")
+            checker = LayoutChecker((value(),), "cpu", {"0": rule})
+            assert checker.differences((value(),)) == []
+            assert checker.matches((value(),)), value()
+        checker = LayoutChecker((value(),), "cpu")
         for j, other in enumerate(HOST_VALUES):
             assert (checker.differences((other(),)) == []) is (i == j)
-            assert checker.matches((other(),)) is (i == j), (make(), other())
+            assert checker.matches((other(),)) is (i == j), (value(), other())
 
 
 IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -431,7 +271,7 @@ IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
 @given(st.sampled_from(sorted(IN_PLACE)), nests(), booleans)
 def test_a_tensor_that_is_changed_in_place_is_seen(name: str, spec: Branch, deep: bool) -> None:
     tensor = torch.zeros(4, 4)
-    state = {"nest": build(spec, share=True), "seq_lens": {"deep": tensor} if deep else tensor}
+    state = {"nest": make(spec, share=True), "seq_lens": {"deep": tensor} if deep else tensor}
     checker = LayoutChecker(state, "cpu")
     assert checker.matches(state)
     before = fields_of(tensor)

@@ -8,6 +8,7 @@ only when it is called for.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: By default those of the process.
 
     Returns:
-        The exit code: 0; 1 when what was checked does not hold; 2 for what the user got wrong;
-        130 after an interrupt; 141 when nobody reads the output any more.
+        The exit code: 0; 1 when what was checked does not hold, or cannot be written; 2 for what
+        the user got wrong; 130 after an interrupt; 141 when nobody reads the output any more.
     """
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -55,10 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("graphshare: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         # Python flushes again at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        if error.errno == errno.EPIPE:
+            return _BROKEN_PIPE
+        print(f"graphshare: cannot write: {error.strerror}", file=sys.stderr)
+        return 1
     return code
 
 

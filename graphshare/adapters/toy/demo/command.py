@@ -143,6 +143,7 @@ def _plant(
         error_facts,
         harm_facts,
         harm_shown,
+        not_as_expected_shown,
         planted_shown,
         refusal_shown,
         run_facts,
@@ -158,6 +159,7 @@ def _plant(
     with screen.running("Decoding with the fault ...", texts=False) as feed:
         found = plant(name, bench, workload, healthy, unsafe=options.unsafe, feed=feed)
     refused = isinstance(found, Refusal)
+    as_expected = refused is not options.unsafe
     if options.json:
         facts = _facts(options, bench)
         facts |= {"fault": name, "unsafe": options.unsafe, "planted": about.planted}
@@ -175,7 +177,9 @@ def _plant(
     else:
         shown = refusal_shown(found, about) if refused else harm_shown(healthy, found, workload)
         console.print(shown)
-    return 0 if refused is not options.unsafe else 1
+        if not as_expected:
+            console.print(not_as_expected_shown(refused))
+    return 0 if as_expected else 1
 
 
 def _texts(workload: Workload, outputs: tuple[tuple[int, ...], ...]) -> list[dict[str, Any]]:

@@ -192,7 +192,13 @@ class _OneStateForAll(PagedOwner):
         state = super().build(key, batch, phase)
         if phase is Phase.REPLAY:
             return _lazily(state)
-        return self._kept.setdefault(key, _lazily(state))
+        return _keep(self._kept, key, _lazily(state))
+
+
+def _keep(
+    kept: dict[BatchDescriptor, AttentionState], key: BatchDescriptor, state: AttentionState
+) -> AttentionState:
+    return kept.setdefault(key, state)
 
 
 def _lazily(state: AttentionState) -> AttentionState:
@@ -240,6 +246,9 @@ def _baked(site: Site) -> Planted:
 # key: the draft's own list of shapes, and its own choice among them.
 
 
+_ONE_TOO_MANY = 1
+
+
 class _OwnShapes(GraphRunner):
     """The draft counts one row too many for each request, when it captures and when it serves.
 
@@ -248,7 +257,7 @@ class _OwnShapes(GraphRunner):
 
     def __init__(self, site: Site) -> None:
         engine = site.bench.engine
-        self._stride = engine.num_draft_tokens + 2
+        self._stride = engine.num_draft_tokens + 1 + _ONE_TOO_MANY
         keys = capture_descriptors(
             num_tokens=ladder(engine.max_num_tokens),
             max_num_reqs=engine.max_num_reqs,
@@ -267,7 +276,7 @@ class _OwnShapes(GraphRunner):
 
     def run_draft_prefill(self, key: BatchDescriptor, batch: AttentionBatch) -> DraftOutput:
         own: BatchDescriptor | None = None
-        if batch.uniform_query_len == self._stride - 1:
+        if batch.uniform_query_len == self._stride - _ONE_TOO_MANY:
             own = self.prefill.dispatch(
                 num_tokens=batch.num_reqs * self._stride,
                 num_reqs=batch.num_reqs,

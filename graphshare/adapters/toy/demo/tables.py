@@ -22,6 +22,7 @@ __all__ = [
     "first_difference",
     "harm_facts",
     "harm_shown",
+    "not_as_expected_shown",
     "planted_shown",
     "refusal_shown",
     "run_facts",
@@ -30,9 +31,9 @@ __all__ = [
 
 _HEADINGS = {
     "sharing": "graphs,\nsharing",
-    "graphs": "graphs,\nown states",
-    "eager": "eager",
-    "plain": "eager,\nno draft",
+    "graphs": "graphs,\nalone",
+    "eager": "no\ngraphs",
+    "plain": "no\ndraft",
 }
 _CONTEXT = 24
 
@@ -171,6 +172,13 @@ def harm_facts(healthy: RunReport, harm: Harm) -> dict[str, Any]:
         "first_difference": found and {"request": found[0], "token": found[1]},
         "crash": harm.crash or None,
     }
+
+
+def not_as_expected_shown(refused: bool) -> RenderableType:
+    """Return a line for a fault that was let through, or refused, against what was asked for."""
+    return Text(
+        "REFUSED, though it was to be let through." if refused else "NOT REFUSED.", "bold red"
+    )
 
 
 def harm_shown(healthy: RunReport, harm: Harm, workload: Workload) -> RenderableType:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from graphshare import (
+    AddressChangedError,
     BatchDescriptor,
     KeyMismatchError,
     OwnershipError,
@@ -118,6 +119,38 @@ def test_a_view_that_leaves_the_state_is_refused(view):
     with pytest.raises(OwnershipError) as caught:
         draft.capture([BIG], lambda key, state: torch.zeros(1))
     assert caught.value.key == BIG
+    assert len(draft) == 0
+
+
+def test_a_view_that_picks_something_else_later_is_refused():
+    """The check after a capture looks at what views return, as at what owners do."""
+    picks = [4, 4, 3]  # for the warmup, for the capture, and after it
+    target, draft = captured(name="target"), borrower()
+    share_states(target, draft, view=lambda state: state[: picks.pop(0)])
+    with pytest.raises(AddressChangedError) as caught:
+        draft.capture([BIG], triple)
+    assert (caught.value.key, caught.value.field) == (BIG, "shape")
+    assert len(draft) == 0
+
+
+def test_a_state_that_is_elsewhere_for_a_borrowers_capture_is_refused():
+    """Where the lender's graphs read it, the borrower's must, though it comes back later."""
+
+    class Straying(Owner):
+        astray = -1
+
+        def build(self, key, batch, phase):
+            state = super().build(key, batch, phase)
+            self.astray -= phase is Phase.CAPTURE
+            return state.clone() if self.astray == 0 else state
+
+    owner = Straying()
+    target, draft = captured(owner, [BIG], name="target"), borrower()
+    share_states(target, draft)
+    owner.astray = 1
+    with pytest.raises(AddressChangedError) as caught:
+        draft.capture([BIG], triple)
+    assert (caught.value.key, caught.value.field) == (BIG, "address")
     assert len(draft) == 0
 
 

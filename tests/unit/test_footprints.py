@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from graphshare import BatchDescriptor, CaptureError, GraphPool, StaleStateError
-from tests.one_buffer import BIG, SMALL, Owner, double
+from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double
 
 LORA = BatchDescriptor(4, 4, num_active_loras=1)
 
@@ -73,6 +73,26 @@ def test_an_owner_is_asked_what_it_writes_only_after_a_build():
     pool.capture([BIG, LORA], double)
     pool.refresh(LORA, 2)
     assert pool.replay(LORA)[0] == 4.0
+
+
+def test_what_a_failed_capture_built_counts_no_more():
+    """Though a debugger may hold the exception, and with it the capture."""
+    owner = Apart()
+    owner.writes = None  # a build may write every key's state
+    pool = captured(owner, [BIG])
+
+    def failing(key, state):
+        raise RuntimeError
+
+    with pytest.raises(CaptureError) as caught:
+        pool.capture([SMALL], failing)
+    neighbour = Owner()
+    neighbour.buffer = owner.apart[SMALL]
+    other = captured(neighbour, [BIG])
+    other.refresh(BIG, 1)
+    pool.refresh(BIG, 1)
+    assert other.statistics().fresh == (BIG,)
+    assert caught.value.key == SMALL
 
 
 def test_a_key_that_joins_a_state_is_built_once_more_after_the_capture():

@@ -106,6 +106,21 @@ def test_an_unknown_key_is_named(doing):
             pool.replay(odd)
 
 
+def test_states_are_those_of_the_last_build():
+    """Where an owner returns new containers, ``states`` has the newest."""
+
+    class Numbered(Owner):
+        host_values = {"batch": "any"}
+
+        def build(self, key, batch, phase):
+            return {"rows": super().build(key, batch, phase), "batch": batch}
+
+    pool = captured(Numbered(), forward=lambda key, state: state["rows"] * 2)
+    pool.refresh(BIG, 7.0)
+    assert pool.states[BIG]["batch"] == 7.0
+    assert pool.states[SMALL]["batch"] is None
+
+
 def test_statistics_are_a_frozen_snapshot():
     """What was taken does not change, by us or by anyone."""
     pool = captured()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
+from functools import partial
 
 import pytest
 import torch
 
 from graphshare import (
     BatchDescriptor,
+    Phase,
     ReleasedStateError,
     Staleness,
     StaleStateError,
 )
 from graphshare.freshness import ledger_for
-from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, served
+from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, make, served
 
 
 def test_invalidate_one_or_all():
@@ -58,6 +60,27 @@ def test_close_is_idempotent():
             call()
     assert pool.dispatch(num_tokens=1, num_reqs=1) is None
     assert pool.statistics().keys == 0
+
+
+def test_a_released_graph_is_freed_once_and_launched_no_more():
+    """Though another key of the same state may be replayed still."""
+    lora = BatchDescriptor(4, 4, num_active_loras=1)
+    diary = []
+    pool = make(state_key=lambda key: key.num_tokens)
+    with pool.capturing([BIG, lora]) as capturing:
+        for key in capturing.keys:
+            capturing.state(key, Phase.CAPTURE)
+            launch, release = (partial(diary.append, (word, key)) for word in ("launch", "free"))
+            capturing.commit(key, launch, release=release)
+    bound = pool.bind(lora)
+    pool.refresh(BIG, 1)
+    pool.release(lora)
+    with pytest.raises(ReleasedStateError):
+        bound.replay()
+    assert diary == [("free", lora)]
+    pool.replay(BIG)
+    pool.close()
+    assert diary == [("free", lora), ("launch", BIG), ("free", BIG)]
 
 
 def test_a_pool_is_a_context_manager():

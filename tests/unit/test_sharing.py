@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from graphshare import (
+    AddressChangedError,
     AttentionSpec,
     GraphPool,
     KeyMismatchError,
@@ -317,6 +318,32 @@ def test_a_capture_on_a_released_state_is_refused():
     target.close()
     with pytest.raises(ReleasedStateError):
         draft.capture([SMALL], triple)
+
+
+def test_a_state_is_checked_if_one_pool_on_it_wants_it():
+    """``checks`` is each pool's own: a careless lender does not lend carelessly."""
+    owner = Owner()
+    target, draft = captured(owner, [BIG], name="target", checks="off"), borrower()
+    share_states(target, draft)
+    draft.capture([BIG], triple)
+    owner.buffer = torch.zeros(8)
+    with pytest.raises(AddressChangedError):
+        target.refresh(BIG, 1)
+    draft.release()
+    target.refresh(BIG, 1)
+
+
+def test_nothing_revives_what_was_released():
+    """A borrower of a released state is told so, whatever happens to that memory later."""
+    target, draft, _ = pair()
+    target.refresh(BIG, 1)
+    target.release(BIG)
+    draft.invalidate(BIG)
+    with pytest.raises(ReleasedStateError):
+        draft.replay(BIG)
+    target.refresh(SMALL, 1)
+    with pytest.raises(ReleasedStateError):
+        draft.replay(BIG)
 
 
 def test_a_dropped_consumer_is_not_granted_anything():

@@ -24,7 +24,7 @@ import time
 start = time.perf_counter()
 import torch
 middle = time.perf_counter()
-import graphshare
+from graphshare import *
 end = time.perf_counter()
 print(middle - start, end - middle)
 """

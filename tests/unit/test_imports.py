@@ -19,7 +19,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch, typing_extensions
 before = set(sys.modules)
-import graphshare
+from graphshare import *
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
@@ -64,6 +64,31 @@ def test_all_of_the_package_is_what_it_defines() -> None:
     }
     assert public <= exported
     assert len(package.__all__) == len(exported)
+
+
+def test_the_package_loads_what_its_type_checking_block_names() -> None:
+    source = ast.parse((ROOT / "graphshare" / "__init__.py").read_text("utf-8"))
+    seen_by_checkers = {
+        alias.name: (node.module or "").removeprefix("graphshare.")
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("graphshare.")
+        for alias in node.names
+    }
+    package = import_or_skip("graphshare")
+    assert vars(package)["_HOMES"] == seen_by_checkers
+    assert set(package.__all__) == {*seen_by_checkers, "__version__"}
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError):
+        _ = package.no_such_name
+
+
+def test_importing_graphshare_alone_does_not_import_torch() -> None:
+    """Where torch is broken, ``graphshare doctor`` must still be able to say so."""
+    probe = "import sys; sys.path.insert(0, sys.argv[1]); import graphshare; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", probe, str(ROOT)], capture_output=True, text=True, check=True
+    )
+    assert "torch" not in result.stdout.split()
 
 
 def test_all_of_errors_is_its_classes_and_its_tree() -> None:

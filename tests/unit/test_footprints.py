@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphshare import BatchDescriptor, CaptureError, GraphPool, StaleStateError
+from graphshare import (
+    AddressChangedError,
+    BatchDescriptor,
+    CaptureError,
+    GraphPool,
+    StaleStateError,
+)
 from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double
 
 LORA = BatchDescriptor(4, 4, num_active_loras=1)
@@ -73,6 +79,44 @@ def test_an_owner_is_asked_what_it_writes_only_after_a_build():
     pool.capture([BIG, LORA], double)
     pool.refresh(LORA, 2)
     assert pool.replay(LORA)[0] == 4.0
+
+
+def test_a_buffer_that_moved_may_move_back():
+    """What a build was once said to write stays in its footprint."""
+
+    class Declaring(Owner):
+        def writes(self, key):
+            return [self.buffer]
+
+    owner, neighbour = Declaring(), Owner()
+    first = neighbour.buffer = owner.buffer
+    pool = captured(owner, [BIG])
+    other = captured(neighbour, [BIG])
+    owner.buffer = torch.zeros(8)
+    with pytest.raises(AddressChangedError):
+        pool.capture([SMALL], double)
+    owner.buffer = first
+    other.refresh(BIG, 1)
+    pool.refresh(BIG, 2)
+    with pytest.raises(StaleStateError):
+        other.replay(BIG)
+
+
+def test_a_first_build_that_fails_may_have_written():
+    """It said nothing of where, so all that is known of its owner is stale."""
+
+    class Failing(Owner):
+        def build(self, key, batch, phase):
+            state = super().build(key, batch, phase)
+            if key == SMALL:
+                raise RuntimeError
+            return state
+
+    pool = captured(Failing(), [BIG])
+    pool.refresh(BIG, 1)
+    with pytest.raises(RuntimeError):
+        pool.capture([SMALL], double)
+    assert pool.statistics().fresh == ()
 
 
 def test_what_a_failed_capture_built_counts_no_more():

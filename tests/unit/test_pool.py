@@ -12,7 +12,7 @@ from graphshare import (
     StaleStateError,
 )
 from graphshare.capture import make_backend
-from tests.one_buffer import BIG, SMALL, Owner, captured, double, make, served
+from tests.one_buffer import BIG, SMALL, Owner, captured, double, make, pair, served
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,29 @@ def test_an_unknown_key_is_named(doing):
     for odd in (3, "key", [BIG]):
         with pytest.raises(KeyMismatchError):
             pool.replay(odd)
+
+
+def test_builds_avoided_are_refreshes_that_a_borrower_used():
+    """However often it replays on one; an owner avoids none."""
+    target, draft, _ = pair(options={"replays_per_refresh": 3})
+    for batch, replays in ((1, 2), (2, 0), (3, 1)):
+        target.refresh(BIG, batch)
+        target.replay(BIG)
+        for _ in range(replays):
+            draft.replay(BIG)
+    assert draft.statistics().builds_avoided == 2
+    assert draft.statistics().replays == 3
+    target.refresh(BIG, 4)
+    assert draft.statistics().builds_avoided == 2
+    assert target.statistics().builds_avoided == 0
+
+
+def test_bytes_are_those_of_each_capture():
+    """A tape counts what its forward allocated."""
+    pool = captured()
+    held = pool.statistics().bytes
+    assert set(held) == {BIG, SMALL}
+    assert held[BIG] > held[SMALL] > 0
 
 
 def test_states_are_those_of_the_last_build():

@@ -125,6 +125,16 @@ def test_subclassed_descriptors():
         pool.dispatch(num_tokens=0)
 
 
+def test_a_key_of_a_later_capture_joins_the_state():
+    """``state_key`` holds across captures: one refresh serves both keys."""
+    lora = BatchDescriptor(4, 4, num_active_loras=1)
+    pool = captured(keys=[BIG], state_key=lambda key: key.num_tokens, replays_per_refresh=2)
+    pool.capture([lora], double)
+    pool.refresh(BIG, 2)
+    assert set(pool.statistics().fresh) == {BIG, lora}
+    assert pool.replay(lora).tolist() == pool.replay(BIG).tolist() == [4] * 4
+
+
 def test_state_key_lets_keys_share_one_state():
     """Two graphs on one state: one refresh serves both, and they do not make each other stale."""
 

@@ -320,6 +320,44 @@ def test_a_capture_on_a_released_state_is_refused():
         draft.capture([SMALL], triple)
 
 
+def test_what_is_lent_outlives_its_release():
+    """The memory lives until the last borrower lets go."""
+    target, draft, _ = pair()
+    places = [draft.states[key].data_ptr() for key in KEYS]
+    target.release()
+    del target
+    gc.collect()
+    assert [draft.states[key].data_ptr() for key in KEYS] == places
+
+
+def test_a_borrower_lets_go_of_its_own_graph_alone():
+    """The lender's key stays fresh, and is served on."""
+    target, draft, shared = pair()
+    target.refresh(BIG, 2)
+    draft.release(BIG)
+    assert shared.live_key is None
+    assert target.replay(BIG).tolist() == [4] * 4
+    draft.close()
+    assert served(target, BIG, 3) == [6] * 4
+
+
+def test_a_closed_consumer_ends_its_loan():
+    """The handle says so."""
+    target, draft, shared = pair()
+    draft.close()
+    assert shared.closed
+    assert served(target, BIG, 3) == [6] * 4
+
+
+def test_a_closed_lender_lends_no_more():
+    """A capture on it is refused as released, not as an unknown key."""
+    target, draft = captured(name="target"), borrower()
+    share_states(target, draft)
+    target.close()
+    with pytest.raises(ReleasedStateError):
+        draft.capture([BIG], triple)
+
+
 def test_a_state_is_checked_if_one_pool_on_it_wants_it():
     """``checks`` is each pool's own: a careless lender does not lend carelessly."""
     owner = Owner()

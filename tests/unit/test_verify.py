@@ -147,11 +147,19 @@ def test_host_values_and_missing_leaves_are_compared():
     assert caught.value.paths == ("attn_metadata.scale",)
 
     class More(Owner):
+        window = torch.zeros(1)
+
         def build(self, key, batch, phase):
             metadata, work = super().build(key, batch, phase)
-            return AttentionState({**metadata, "window": torch.zeros(1)}, work)
+            return AttentionState({**metadata, "window": self.window}, work)
 
     target, _, shared = pools(Owner(), More())
+    target.refresh(KEY, Batch(2))
+    with pytest.raises(StateDifferenceError) as caught:
+        shared.verify(Batch(2))
+    assert caught.value.paths == ("attn_metadata.window",)
+
+    target, _, shared = pools(More(), Owner())
     target.refresh(KEY, Batch(2))
     with pytest.raises(StateDifferenceError) as caught:
         shared.verify(Batch(2))
@@ -218,6 +226,21 @@ def test_nothing_to_verify():
     with pytest.raises(ReleasedStateError):
         shared.verify(Batch(2))
     assert own.builds == []
+
+
+def test_what_the_consumers_build_writes_over_is_stale():
+    """A third pool's state may lie where the consumer's owner builds."""
+    own, third = Owner(), Owner()
+    third.work = own.work
+    other = GraphPool("other", owner=third, device="cpu")
+    other.capture([KEY], lambda key, state: state.slot_mappings * 2)
+    target, _, shared = pools(Owner(), own)
+    other.refresh(KEY, Batch(2))
+    target.refresh(KEY, Batch(2))
+    shared.verify(Batch(2))
+    with pytest.raises(StaleStateError) as caught:
+        other.replay(KEY)
+    assert (caught.value.rule, caught.value.written_by) == (Staleness.OVERWRITTEN, ("draft", KEY))
 
 
 def test_a_failing_build_of_the_consumer():

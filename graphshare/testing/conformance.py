@@ -85,7 +85,7 @@ def check_owner(
             ``max_query_len``.
         bounds: Path pattern to the least and the most that an element may be:
             ``{"*.seq_lens": (1, 4096)}``. Holds for all elements of builds with no batch, and for
-            the live rows of batches.
+            the rows of batches that the owner's ``live_rows`` names.
         scratch: Path patterns of tensors whose contents only a kernel library knows (FlashInfer's
             workspaces): that elements are left unwritten, or differ, is no fault there.
         allow: Ids of checks whose rejections are accepted, of :data:`graphshare.testing.CHECKS`;

@@ -35,16 +35,16 @@ class ConformanceChecker(Protocol):
 def owner_conforms(request: pytest.FixtureRequest) -> ConformanceChecker:
     """:func:`graphshare.testing.assert_owner_conforms` that leaves its reports with the test.
 
-    If the test fails, of whatever cause, pytest shows the reports of its owners in a section of
-    their own: the facts of an owner that conforms, too. ``pytest -rP`` shows them always.
+    If the test fails later, pytest shows what was found of the owners that conformed, their facts
+    and what was not checked, in a section of its own; ``pytest -rP`` always does.
     """
     node: Any = request.node
 
     def check(owner: Any, keys: Iterable[Any], batches: Any, **options: Any) -> Report:
         report = check_owner(owner, keys, batches, **options)
-        node.add_report_section("call", "owner conformance", str(report))
         if not report.ok:
             raise OwnerDoesNotConform(report)
+        node.add_report_section("call", "owner conformance", str(report))
         return report
 
     return check

@@ -143,7 +143,8 @@ class Subject:
         if self.seeks_device:
             self._find_device(state)
         if keep:
-            self._alive.append(state)
+            # An owner may return one object each time, so its tensors are held too.
+            self._alive.append((state, [tensor for _, tensor, _ in self._tensors(state)]))
         captured = self.captured.get(key)
         if captured is None:
             self._early.update(
@@ -216,10 +217,17 @@ class Subject:
         """Indices of the batches of a key."""
         return range(len(self.batches.get(key, ())))
 
-    def live_rows(self, key: Hashable, index: int, leaf: Leaf) -> int | None:
-        """Leading rows of a leaf that a batch uses: declared, else by size; ``None`` if unknown."""
+    def live_rows(self, key: Hashable, index: int, leaf: Leaf) -> tuple[int | None, bool]:
+        """Leading rows of a leaf that a batch uses, ``None`` if unknown; whether that is declared.
+
+        What the owner does not declare is found by size.
+        """
         batch = self.batches[key][index]
-        return live_rows_of(leaf.path, leaf.tensor, self._declared_rows(key, batch), key, batch)
+        declared = self._declared_rows(key, batch)
+        rows = live_rows_of(leaf.path, leaf.tensor, declared, None, None)
+        if rows is not None:
+            return rows, True
+        return live_rows_of(leaf.path, leaf.tensor, {}, key, batch), False
 
     def _declared_rows(self, key: Hashable, batch: Any) -> Mapping[str, int]:
         declared = getattr(self.owner, "live_rows", None)

@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 def run(subject: Subject) -> None:
-    """Look at all elements in builds with no batch, and at the live rows of batches."""
+    """Look at all elements in builds with no batch, and at the declared live rows of batches."""
     if not subject.bounds:
         subject.findings.not_checked["bounds"] = "no bounds were given"
         return
@@ -26,8 +26,8 @@ def run(subject: Subject) -> None:
         for index in subject.replays(key):
             state = subject.build(key, index, Phase.REPLAY)
             for leaf in () if state is None else subject.leaves(state):
-                rows = subject.live_rows(key, index, leaf)
-                if rows is not None:
+                rows, declared = subject.live_rows(key, index, leaf)
+                if declared:  # padding may hold anything that kernels pass over
                     _look(subject, key, Phase.REPLAY, index, leaf, leaf.tensor[:rows])
 
 

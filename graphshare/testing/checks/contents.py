@@ -152,15 +152,20 @@ class _Passes:
         kept = self._watched.kept(leaf, pair.first, 0) | self._watched.kept(leaf, pair.second, 1)
         kept &= differ
         unlike = differ & ~kept
-        rows = self._subject.live_rows(self._key, index, leaf)
-        past = _rows_past(leaf, _written_rows(kept) if rows is None else rows)
+        rows, declared = self._subject.live_rows(self._key, index, leaf)
+        end = rows
+        if end is None or not declared:
+            # By size several counts may fit; what ends a leaf unwritten is padding, then.
+            written = _written_rows(kept)
+            end = written if end is None else min(written, end)
+        past = _rows_past(leaf, end)
         # In a live row, what comes after the last element that was written is padding too.
         tail = _tails(kept) if kept.ndim > 1 else torch.zeros_like(kept)
-        padding = kept & (past | tail)
-        if bool((kept & ~padding).any()):
-            padding = torch.zeros_like(padding)  # it is not the padding that was forgotten
-        known = past if rows is not None else torch.zeros_like(past)
-        return _Parts(kept & ~past & ~tail, padding, unlike & ~known, unlike & known)
+        unwritten = kept & ~past & ~tail
+        # With live elements forgotten, it is not the padding that was.
+        padding = torch.zeros_like(kept) if bool(unwritten.any()) else kept & (past | tail)
+        known = torch.zeros_like(kept) if rows is None else _rows_past(leaf, rows)
+        return _Parts(unwritten, padding, unlike & ~known, unlike & known)
 
     def _report(self, leaf: Leaf, index: int, parts: _Parts) -> None:
         where = leaf.path or "the state"

@@ -36,7 +36,7 @@ def orders(subject: Subject) -> None:
 
 def deviations(subject: Subject) -> None:
     """Report every tensor that was not where, or not what, it was at the captures."""
-    for deviation in subject.deviations:
+    for deviation in sorted(subject.deviations, key=lambda each: not each.late):
         difference = deviation.difference
         if difference.path in subject.captured[deviation.key].host:
             continue
@@ -50,9 +50,9 @@ def _reject(subject: Subject, deviation: Deviation) -> None:
     if late:
         subject.findings.reject(
             "allocation",
-            f"{where} in a build for {phase.name}",
-            "memory that the builds before the captures had returned",
-            "memory that none of them had",
+            f"memory of {where}",
+            "what the builds before the captures had returned",
+            f"what none of them had, from a build for {phase.name}",
             key=key,
             path=difference.path,
             batch=batch,

@@ -26,6 +26,11 @@ class Beam(BatchDescriptor):
     kind: ClassVar[str] = "beam"
 
 
+class Tagged(BatchDescriptor):
+    tag: str = anything(default="")
+    width: int = bound(default=1)
+
+
 def test_a_captured_stride_does_not_serve_another() -> None:
     """Incident 9 (SGLang 21987): captured uniform, replayed varied or with another length."""
     key = BatchDescriptor(12, num_reqs=4, uniform_query_len=3)
@@ -83,6 +88,20 @@ def test_integers_of_other_types_become_int() -> None:
     assert key == BatchDescriptor(8, num_reqs=4)
     assert hash(key) == hash(BatchDescriptor(8, num_reqs=4))
     assert type(Beam(8, beam_width=numpy.int8(2)).beam_width) is int
+
+
+def test_a_free_field_tells_keys_apart_and_is_never_compared() -> None:
+    one, other = Tagged(8, tag="a"), Tagged(8, tag="b")
+    assert one != other
+    assert one.covers(other)
+
+
+def test_a_subclass_equals_no_other_type_and_its_fields_count() -> None:
+    class Same(BatchDescriptor):
+        pass
+
+    assert Same(8) != BatchDescriptor(8)
+    assert len({Same(8), BatchDescriptor(8), Beam(8), Beam(8), Beam(8, beam_width=2)}) == 4
 
 
 def test_frozen() -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from graphshare.descriptor import BatchDescriptor, capture_descriptors, exact
+from graphshare.descriptor import (
+    BatchDescriptor,
+    anything,
+    bound,
+    capture_descriptors,
+    exact,
+)
 from graphshare.dispatch import Dispatcher
 
 
@@ -62,6 +68,62 @@ def test_misses_are_counted_by_the_field_that_no_key_satisfies(
     dispatcher = Dispatcher(capture_descriptors([8, 16], max_num_reqs=8))
     assert dispatcher.dispatch(**fields) is None
     assert dispatcher.misses == {reason: 1}
+
+
+class Tagged(BatchDescriptor):
+    tag: str = anything(default="")
+    width: int = bound(default=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fields", "chosen"),
+    [
+        ([BatchDescriptor(8, 4), BatchDescriptor(8)], {"num_tokens": 8, "num_reqs": 4}, 0),
+        (  # the most constrained of two that pad alike
+            [BatchDescriptor(8, 4, 2), BatchDescriptor(8, 4)],
+            {"num_tokens": 8, "num_reqs": 4, "uniform_query_len": 2},
+            0,
+        ),
+        ([Tagged(8, tag="a"), Tagged(8, tag="b")], {"num_tokens": 8}, 0),
+        ([Tagged(8, tag="b", width=2), Tagged(8, tag="a", width=4)], {"num_tokens": 8}, 0),
+        (  # an exact field is no bound, in either direction
+            [BatchDescriptor(4, num_active_loras=1), BatchDescriptor(8, num_active_loras=2)],
+            {"num_tokens": 6, "num_active_loras": 1},
+            None,
+        ),
+        (
+            [BatchDescriptor(8, num_active_loras=1), BatchDescriptor(4, num_active_loras=2)],
+            {"num_tokens": 6, "num_active_loras": 2},
+            None,
+        ),
+    ],
+    ids=["requests", "constrained", "free", "bound before free", "exact up", "exact down"],
+)
+@pytest.mark.parametrize("tables", ["lists", "bit sets"])
+def test_the_choice_does_not_depend_on_the_order_of_capture(
+    monkeypatch: pytest.MonkeyPatch,
+    keys: list[BatchDescriptor],
+    fields: dict[str, Any],
+    chosen: int | None,
+    tables: str,
+) -> None:
+    if tables == "bit sets":
+        monkeypatch.setattr("graphshare.dispatch.tables.MAX_CELLS", 0)
+    expected = None if chosen is None else keys[chosen]
+    for held in (keys, keys[::-1]):
+        assert Dispatcher(held).dispatch(**fields) == expected
+
+
+def test_counts_go_on() -> None:
+    keys = [BatchDescriptor(8), BatchDescriptor(4)]
+    first = Dispatcher(keys)
+    first.dispatch(num_tokens=8)
+    first.dispatch(num_tokens=9)
+    second = Dispatcher(keys[:1], carry=first)
+    second.dispatch(num_tokens=4)
+    second.dispatch(num_tokens=9)
+    assert second.hits == {keys[0]: 2, keys[1]: 0}
+    assert second.misses == {"num_tokens": 2}
 
 
 def test_no_keys() -> None:

@@ -40,6 +40,12 @@ def test_a_part_is_contained_and_what_sticks_out_is_not() -> None:
     assert middle.overlaps(MemoryRanges.of([base[:4], base[7:]]))
 
 
+def test_a_part_of_another_tensor_adds_nothing() -> None:
+    base = torch.zeros(8)
+    for tensors in ([base, base[:2]], [base, base[6:]], [base[:2], base, base[3:4]]):
+        assert MemoryRanges.of(tensors) == MemoryRanges.of([base])
+
+
 def test_a_transposed_or_expanded_view_has_the_bytes_of_its_base() -> None:
     base = torch.zeros(4, 5)
     assert MemoryRanges.of([base.t()]) == MemoryRanges.of([base])

@@ -46,9 +46,9 @@ def _look(
         if not (least <= low and high <= most):
             subject.findings.reject(
                 "bounds",
-                f"{leaf.path or 'the state'} after a build for {phase.name}",
-                f"elements from {least} to {most}",
-                f"{low if low < least else high}",
+                f"elements of {leaf.path or 'the state'}",
+                f"from {least} to {most}",
+                f"{low if low < least else high} after a build for {phase.name}",
                 key=key,
                 path=leaf.path,
                 batch=index,

@@ -126,9 +126,9 @@ class _Passes:
             if bool(kept.any()):
                 self._subject.findings.reject(
                     "stale-capture",
-                    f"{leaf.path or 'the state'} after a build for {phase.name}",
+                    f"{leaf.path or 'the state'} after a build with no batch",
                     "every element written",
-                    _counted(kept, "left as it was", "left as they were"),
+                    f"{_counted(kept, 'left as it was', 'left as they were')}, for {phase.name}",
                     key=self._key,
                     path=leaf.path,
                 )

@@ -18,7 +18,7 @@ from graphshare.freshness import OwnerBook, StateRecord
 from graphshare.lease import Staleness, Why
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
-from graphshare.state import Layout, LayoutChecker, compare, device_tensors, layout_of
+from graphshare.state import HostLeaf, Layout, LayoutChecker, compare, device_tensors, layout_of
 
 if TYPE_CHECKING:
     from graphshare.core import PoolCore
@@ -375,5 +375,9 @@ class Capturing(Generic[_K]):
 
 
 def _shown(layout: Layout, path: str) -> str:
-    found = [leaf for leaf in layout.leaves if leaf.path == path]
-    return repr(found[0]) if found else "nothing"
+    for leaf in layout.leaves:
+        if leaf.path == path:
+            return (
+                repr(leaf.value) if isinstance(leaf, HostLeaf) else f"a tensor at {leaf.address:#x}"
+            )
+    return "nothing"

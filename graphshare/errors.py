@@ -40,8 +40,11 @@ __all__ = [
 
 
 def _sentence(text: str) -> str:
-    text = text.strip().rstrip(".")
-    return f" {text}." if text else ""
+    text = text.strip()
+    if not text:
+        return ""
+    ended = text.endswith(".") and not text.endswith("..")  # an ellipsis is no end
+    return f" {text}" if ended else f" {text}."
 
 
 class GraphShareError(Exception):

@@ -95,12 +95,6 @@ class GraphMemory:
         """What ``CUDAGraph.capture_begin`` calls the pool."""
         return self._pool.id if self._pool is not None else self._handle or (0, 0)
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes that the pool holds on the device."""
-        segments = torch.cuda.memory_snapshot(self.pool_id)
-        return sum(s["total_size"] for s in segments if s["device"] == self._device.index)
-
     def prepare(self) -> None:
         """Have the stream's cuBLAS workspaces allocated, in the pool that is kept for them."""
         workspaces = _workspaces.get((self._device.index, self.stream.cuda_stream))
@@ -166,9 +160,12 @@ def _touch_workspaces(
 
 
 def _has_live_blocks(pool: torch.cuda.MemPool) -> bool:
+    # Not memory_snapshot(pool.id): PyTorch 2.11 gives up references to that id which it never
+    # took, and Python's heap is corrupt from the 257th pool on (smaller integers are immortal).
     return any(
         block["state"] == "active_allocated"
-        for segment in torch.cuda.memory_snapshot(pool.id)
+        for segment in torch.cuda.memory_snapshot()
+        if segment["segment_pool_id"] == pool.id
         for block in segment["blocks"]
     )
 

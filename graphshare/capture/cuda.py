@@ -184,7 +184,7 @@ class CudaBackend:
             graph = torch.cuda.CUDAGraph(keep_graph=self._inspectable)
             for generator in self._generators:
                 graph.register_generator_state(generator)
-            reserved_bytes = memory.reserved_bytes
+            reserved_bytes = torch.cuda.memory_reserved()
             try:
                 with self._on_side_stream(), _no_collection():
                     outputs = _record(graph, forward, memory, self._mode)
@@ -196,7 +196,7 @@ class CudaBackend:
                 if isinstance(error, CaptureError) or not isinstance(error, Exception):
                     raise
                 raise forward_raised("capture", error) from error
-            nbytes = memory.reserved_bytes - reserved_bytes
+            nbytes = torch.cuda.memory_reserved() - reserved_bytes
             return CudaGraph(graph, outputs, nbytes, self.device, memory)
 
     def synchronize(self) -> None:

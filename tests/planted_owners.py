@@ -98,6 +98,11 @@ class Honest:
         return {"*": batch.num_reqs}
 
 
+def sent(values: Any, device: torch.device) -> torch.Tensor:
+    """A tensor on the device, without waiting for it."""
+    return torch.tensor(values).to(device, non_blocking=True)
+
+
 def plan(key: Any, state: Any) -> None:
     """A forward whose first run on a metadata object initialises it."""
     state["attn"].initialised = True
@@ -332,7 +337,7 @@ class StalePadding(Honest):
             return super().build(key, batch, phase)
         self.refuse(key.num_reqs, batch)
         rows, table = key.num_reqs, self.block_table.tensor
-        table[: batch.num_reqs] = torch.tensor(batch.pages(), device=table.device)
+        table[: batch.num_reqs] = sent(batch.pages(), table.device)
         return self.state(
             self.seq_lens.write(batch.seq_lens, rows),
             table[:rows],
@@ -352,7 +357,7 @@ class StaleRowEnds(Honest):
         rows, table = key.num_reqs, self.block_table.tensor
         for i, (length, pages) in enumerate(zip(batch.seq_lens, batch.pages(), strict=True)):
             used = -(-length // PAGE_SIZE)
-            table[i, :used] = torch.tensor(pages[:used], device=table.device)
+            table[i, :used] = sent(pages[:used], table.device)
         table[batch.num_reqs : rows] = 0
         return self.state(
             self.seq_lens.write(batch.seq_lens, rows),

@@ -207,7 +207,7 @@ class FlashAttentionOwner:
         splits = [min(self.max_num_splits, 1 + length // PAGE_SIZE) for length in batch.seq_lens]
         padded = [*splits, *[0] * (-(-rows // 4) * 4 - batch.num_reqs)]
         plan = torch.tensor([*[1] * len(padded), *padded, *padded, *padded, 0], dtype=torch.int32)
-        self.scheduler[:size].copy_(plan)
+        self.scheduler[:size].copy_(plan, non_blocking=True)
         self.scheduler[size:] = 0
         return self.scheduler[:size]
 

@@ -99,21 +99,33 @@ class Watched:
 
     def contents(self) -> Bytes:
         """A copy of what the memory holds."""
+        self._settle()
         return [region.view.clone() for region in self._regions]
 
     def put(self, contents: Bytes) -> None:
         """Put ``contents`` back."""
         for region, values in zip(self._regions, contents, strict=True):
             region.view.copy_(values)
+        self._settle()
 
     def poison(self, which: int, where: Bytes) -> Bytes:
         """Overwrite the bytes in ``where`` with one of the two poisons; return the contents."""
+        self._settle()
         for region, values, mask in zip(self._regions, self._poisons[which], where, strict=True):
             region.view.copy_(torch.where(mask, values, region.view))
-        return self.contents()
+        contents = self.contents()
+        self._settle()
+        return contents
+
+    def _settle(self) -> None:
+        """Wait for the device: an owner may write on a stream of its own."""
+        for region in self._regions[:1]:
+            if region.view.is_cuda:
+                torch.cuda.synchronize(region.view.device)
 
     def changed(self, before: Bytes) -> Bytes:
         """A bool for each byte: whether it belongs to a leaf and is not as in ``before``."""
+        self._settle()
         return [
             (region.view != values) & mask
             for region, values, mask in zip(self._regions, before, self.mask, strict=True)

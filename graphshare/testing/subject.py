@@ -11,7 +11,7 @@ import torch
 
 from graphshare.memory import MemoryRanges, plain_tensors
 from graphshare.owner import Phase
-from graphshare.state import HostLeaf, LayoutChecker, LayoutDifference, walk
+from graphshare.state import HostLeaf, LayoutChecker, LayoutDifference, layout_of, walk
 from graphshare.state.nest import labelled, unroll
 from graphshare.state.nodes import is_on
 from graphshare.state.rules import RuleSet
@@ -145,14 +145,30 @@ class Subject:
         if keep:
             # An owner may return one object each time, so its tensors are held too.
             self._alive.append((state, [tensor for _, tensor, _ in self._tensors(state)]))
+        try:
+            self._look(state, key, index, phase)
+        except (TypeError, ValueError) as error:  # no address, or no end of leaves
+            self.findings.reject(
+                "layout",
+                "the state",
+                "strided tensors and host values",
+                str(error),
+                key=key,
+                batch=index,
+                remedy="Return only what the forward reads",
+            )
+            return None
+        return state
+
+    def _look(self, state: Any, key: Hashable, index: int | None, phase: Phase) -> None:
         captured = self.captured.get(key)
         if captured is None:
+            layout_of(state, self.device, self.rules)
             self._early.update(
                 leaf.tensor.untyped_storage().data_ptr() for leaf in self.leaves(state)
             )
         elif phase is not Phase.WARMUP and not captured.checker.matches(state):
             self._compare(captured, state, key, index, phase)
-        return state
 
     def _find_device(self, state: Any) -> None:
         places = [value.device for _, value in walk(state) if isinstance(value, torch.Tensor)]

@@ -182,6 +182,21 @@ def test_an_owner_that_fails_everywhere_is_told_so():
     assert {each.check for each in report.rejections} == {"build"}
 
 
+def test_a_tensor_without_an_address():
+    class Sparse(Honest):
+        """Only some batches give a sparse tensor."""
+
+        def build(self, key, batch, phase):
+            state = super().build(key, batch, phase)
+            if key == SMALL or (batch is not None and batch.num_reqs == 1):
+                state["mask"] = torch.eye(2).to_sparse()
+            return state
+
+    report = check_owner(Sparse(), KEYS, batches)
+    assert {each.check for each in report.rejections} == {"layout"}
+    assert report.rejections[0].keys[0] == SMALL
+
+
 _TESTS = """
 from tests.planted_owners import KEYS, FreshTensor, Honest, batches
 

@@ -34,7 +34,8 @@ def _watch(subject: Subject, key: Hashable, index: int) -> None:
             subject.build(key, index, Phase.REPLAY, keep=False)
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    seen = [each for each in caught if "synchroniz" in str(each.message).lower()]
+    # Turning the mode on warns too, that it does not see everything.
+    seen = [each for each in caught if "called a synchronizing" in str(each.message)]
     if seen:
         where = f"{Path(seen[0].filename).name}:{seen[0].lineno}"
         subject.findings.reject(

@@ -13,11 +13,14 @@ import itertools
 import keyword
 import math
 import operator
+import os
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from typing_extensions import Self, dataclass_transform, override
+
+from graphshare.plan_file import read_keys
 
 __all__ = ["BatchDescriptor", "Match", "anything", "bound", "capture_descriptors", "exact"]
 
@@ -333,6 +336,7 @@ def _fields_of(cls: type[BatchDescriptor]) -> tuple[Field, ...]:
 BatchDescriptor._fields = _fields_of(BatchDescriptor)
 
 
+@overload
 def capture_descriptors(
     num_tokens: Iterable[int],
     max_num_reqs: int,
@@ -340,6 +344,18 @@ def capture_descriptors(
     *,
     num_active_loras: Iterable[int | None] = (0,),
     num_ubatches: Iterable[int | None] = (1,),
+    plan: None = None,
+) -> list[BatchDescriptor]: ...
+@overload
+def capture_descriptors(*, plan: str | os.PathLike[str]) -> list[BatchDescriptor]: ...
+def capture_descriptors(
+    num_tokens: Iterable[int] | None = None,
+    max_num_reqs: int | None = None,
+    uniform_query_lens: Iterable[int] = (),
+    *,
+    num_active_loras: Iterable[int | None] = (0,),
+    num_ubatches: Iterable[int | None] = (1,),
+    plan: str | os.PathLike[str] | None = None,
 ) -> list[BatchDescriptor]:
     """The keys to capture so that every batch up to the largest size is covered.
 
@@ -356,13 +372,16 @@ def capture_descriptors(
         uniform_query_lens: Query lengths for which all requests alike deserve graphs of their own.
         num_active_loras: Numbers of active LoRA adapters, each with all these keys.
         num_ubatches: Numbers of microbatches, each with all these keys.
+        plan: A file that ``graphshare plan`` wrote; the keys are those in it, and nothing else
+            is given.
 
     Returns:
         No two equal, the costliest first.
 
     Raises:
-        TypeError: A size, length or count is no integer.
-        ValueError: One is out of range.
+        TypeError: A size, length or count is no integer; or other arguments beside ``plan``.
+        ValueError: One is out of range, or the plan is no plan.
+        OSError: The plan cannot be read.
 
     Example:
         >>> for key in capture_descriptors([2, 4], max_num_reqs=2, uniform_query_lens=[3]):
@@ -372,8 +391,18 @@ def capture_descriptors(
         BatchDescriptor(num_tokens=3, num_reqs=1, uniform_query_len=3)
         BatchDescriptor(num_tokens=2, num_reqs=2)
     """
-    sizes = {_integer("num_tokens", size, 1) for size in num_tokens}
+    loras, ubatches = tuple(num_active_loras), tuple(num_ubatches)
     lengths = {_integer("uniform_query_lens", length, 1) for length in uniform_query_lens}
+    if plan is not None:
+        if num_tokens is not None or max_num_reqs is not None or lengths:
+            raise TypeError("capture_descriptors: expected a plan or sizes, got both")
+        if (loras, ubatches) != ((0,), (1,)):
+            raise TypeError("capture_descriptors: a plan says itself how many LoRAs and ubatches")
+        planned = {_from_plan(plan, number, key) for number, key in enumerate(read_keys(plan))}
+        return sorted(planned, key=BatchDescriptor.cost, reverse=True)
+    if num_tokens is None or max_num_reqs is None:
+        raise TypeError("capture_descriptors: expected num_tokens and max_num_reqs, or a plan")
+    sizes = {_integer("num_tokens", size, 1) for size in num_tokens}
     most = _integer("max_num_reqs", max_num_reqs, 1)
     shapes = {(size, min(size, most), None) for size in sizes} | {
         (reqs * length, reqs, length)
@@ -382,9 +411,18 @@ def capture_descriptors(
         for reqs in (min(-(-size // length), most),)
     }
     keys = {
-        BatchDescriptor(size, reqs, length, num_active_loras=loras, num_ubatches=ubatches)
-        for (size, reqs, length), loras, ubatches in itertools.product(
-            shapes, tuple(num_active_loras), tuple(num_ubatches)
+        BatchDescriptor(size, reqs, length, num_active_loras=lora_count, num_ubatches=ubatch_count)
+        for (size, reqs, length), lora_count, ubatch_count in itertools.product(
+            shapes, loras, ubatches
         )
     }
     return sorted(keys, key=BatchDescriptor.cost, reverse=True)
+
+
+def _from_plan(
+    plan: str | os.PathLike[str], number: int, fields: Mapping[str, Any]
+) -> BatchDescriptor:
+    try:
+        return BatchDescriptor(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{os.fspath(plan)}: keys[{number}]: {error}") from None

@@ -1,0 +1,1 @@
+"""What the command line does; each module is a command, imported when it is called for."""

@@ -1,0 +1,414 @@
+"""``graphshare plan``: which sizes to capture for a trace of batches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from graphshare.commands.text import table
+from graphshare.descriptor import BatchDescriptor
+from graphshare.plan_file import write_whole
+from graphshare.planning import (
+    Limit,
+    Outcome,
+    Plan,
+    TooTightError,
+    Trace,
+    Work,
+    evaluate,
+    frontier,
+    graphs_to_match,
+    ladders,
+    plan_captures,
+    read_trace,
+    write_plan,
+)
+
+__all__ = ["add_arguments", "run"]
+
+Refuse = Callable[[str], NoReturn]
+
+_POINTS_OF_CURVE = 24
+_REASONS = {
+    "num_tokens": "of more than {max_tokens} tokens",
+    "num_reqs": "of more than {max_num_reqs} requests",
+    "not_covered": "that no key covers",
+}
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _amount(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
+def _lengths(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+# What argparse calls them in "invalid count value: 'x'".
+_count.__name__, _amount.__name__, _lengths.__name__ = "count", "amount", "list of lengths"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.description = (
+        "Find the descriptors to capture for a trace: those on which its steps cost least, within "
+        "a limit. The trace is JSON lines or CSV, compressed by gzip or not; each line a batch: "
+        "tokens, requests, and where they have them query_len (of all requests alike), count, "
+        "loras."
+    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="the file")
+    limit = parser.add_argument_group("limit (one of the first three)")
+    one = limit.add_mutually_exclusive_group(required=True)
+    one.add_argument("--graphs", type=_count, metavar="N", help="at most N graphs")
+    one.add_argument(
+        "--memory-mib", type=_amount, metavar="M", help="graphs that take at most M MiB"
+    )
+    one.add_argument(
+        "--capture-seconds", type=_amount, metavar="S", help="captures that take at most S seconds"
+    )
+    limit.add_argument(
+        "--per-graph",
+        type=_amount,
+        metavar="X",
+        help="what each graph takes of the memory or time",
+    )
+    limit.add_argument(
+        "--per-token",
+        type=_amount,
+        metavar="X",
+        default=0.0,
+        help="what each token of a graph takes beside that (0)",
+    )
+    limit.add_argument(
+        "--once",
+        type=_amount,
+        metavar="X",
+        default=0.0,
+        help="what all graphs take together, such as their shared working memory (0)",
+    )
+    what = parser.add_argument_group("what may be captured")
+    what.add_argument(
+        "--max-tokens",
+        type=_count,
+        default=512,
+        metavar="N",
+        help="larger batches run eagerly (512)",
+    )
+    what.add_argument(
+        "--max-num-reqs",
+        type=_count,
+        metavar="N",
+        help="batches of more requests run eagerly (the most in the trace)",
+    )
+    what.add_argument(
+        "--uniform-query-lens",
+        type=_lengths,
+        default=[],
+        metavar="Q,...",
+        help="query lengths that may have graphs of their own (none)",
+    )
+    what.add_argument(
+        "--only-uniform",
+        action="store_true",
+        help="no graphs for differing query lengths; such batches run eagerly",
+    )
+    cost = parser.add_argument_group("what a step costs, in tokens of a replay")
+    cost.add_argument(
+        "--step-tokens",
+        type=_amount,
+        default=0,
+        metavar="X",
+        help="each step, beside its padded tokens (0)",
+    )
+    cost.add_argument(
+        "--mixed-step-tokens",
+        type=_amount,
+        default=0,
+        metavar="X",
+        help="each step on a graph for any query lengths, beyond one for its own length (0)",
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the plan, for capture_descriptors(plan=)"
+    )
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw it: a .png or .svg file")
+    out.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--format", choices=("jsonl", "csv"), help="of the trace, if its name does not say"
+    )
+    reading.add_argument(
+        "--ignore-other-fields",
+        action="store_true",
+        help="pass over fields that are not known, instead of refusing them",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """The usual sizes beside the plan.
+
+    Attributes:
+        outcome: How they serve the trace.
+        taken: What they take of the limit.
+        best: The plan that takes as much, if one covers all batches.
+        matched_by: Graphs of the smallest plan on which steps cost no more; ``None`` where it is
+            not looked for, or more than the ladder has.
+    """
+
+    outcome: Outcome
+    taken: float
+    best: Plan | None
+    matched_by: int | None
+
+
+def run(options: argparse.Namespace, refuse: Refuse) -> int:
+    """Make a plan, print it, and write what is asked for.
+
+    Args:
+        options: The parsed options.
+        refuse: Called with a line for what the user got wrong; does not return.
+
+    Returns:
+        The exit code, 0.
+    """
+    draw = _drawing(options.plot, refuse)
+    for path in (options.output, options.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            refuse(f"{path}: the folder is not there")
+    limit = _limit(options, refuse)
+    work = Work(per_step=options.step_tokens, mixed_per_step=options.mixed_step_tokens)
+    try:
+        trace = read_trace(
+            options.trace,
+            max_tokens=options.max_tokens,
+            max_num_reqs=options.max_num_reqs,
+            kind=options.format,
+            ignore_other_fields=options.ignore_other_fields,
+        )
+        choices: dict[str, Any] = {
+            "work": work,
+            "uniform_query_lens": options.uniform_query_lens,
+            "mixed": not options.only_uniform,
+        }
+        plan = plan_captures(trace, limit, **choices)
+    except TooTightError as error:
+        refuse(f"all batches need {error.least:g} {limit.unit}, and the limit is {limit.total:g}")
+    except (OSError, ValueError) as error:
+        refuse(_reason(error))
+    beside = _ladders(trace, limit, choices)
+    picture = None
+    if draw is not None:
+        curve = frontier(trace, limit, points=_POINTS_OF_CURVE, **choices)
+        picture = draw(options.plot.suffix, trace, plan, beside, curve)
+    try:
+        if options.output is not None:
+            write_plan(plan, options.output)
+        if picture is not None:
+            write_whole(options.plot, picture)
+    except OSError as error:
+        refuse(_reason(error))
+    if options.json:
+        print(json.dumps(_as_json(trace, plan, beside), indent=2))
+    else:
+        _print(trace, plan, beside)
+        for path in (options.output, options.plot):
+            if path is not None:
+                print(f"written: {path}")
+    return 0
+
+
+def _drawing(path: Path | None, refuse: Refuse) -> Callable[..., bytes] | None:
+    if path is None:
+        return None
+    if path.suffix not in (".png", ".svg"):
+        refuse(f"{path}: a plot is a .png or .svg file")
+    try:
+        from graphshare.commands.plan_chart import draw
+    except ModuleNotFoundError as error:
+        refuse(f'--plot needs {error.name}: pip install "graphshare[plot]"')
+    return draw
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)
+
+
+def _limit(options: argparse.Namespace, refuse: Refuse) -> Limit:
+    if options.graphs is not None:
+        if options.per_graph is not None or options.per_token or options.once:
+            refuse("--per-graph, --per-token and --once go with --memory-mib or --capture-seconds")
+        return Limit.graphs(options.graphs)
+    in_memory = options.memory_mib is not None
+    if not options.per_graph and not options.per_token:
+        refuse("--per-graph or --per-token: say what a graph takes")
+    return Limit(
+        total=options.memory_mib if in_memory else options.capture_seconds,
+        per_graph=options.per_graph or 0.0,
+        per_token=options.per_token,
+        once=options.once,
+        unit="MiB" if in_memory else "s",
+    )
+
+
+def _ladders(trace: Trace, limit: Limit, choices: Mapping[str, Any]) -> dict[str, Ladder]:
+    known: dict[float, Plan | None] = {}
+    found: dict[str, Ladder] = {}
+    usual = ladders(
+        trace.max_tokens,
+        trace.max_num_reqs,
+        choices["uniform_query_lens"],
+        trace.num_active_loras or (0,),
+    )
+    for name, keys in usual.items():
+        if not choices["mixed"]:
+            keys = [key for key in keys if key.uniform_query_len is not None]
+        taken = limit.taken(tuple(keys))
+        if taken not in known:
+            as_much = Limit(
+                total=taken,
+                per_graph=limit.per_graph,
+                per_token=limit.per_token,
+                once=limit.once,
+                unit=limit.unit,
+            )
+            try:
+                known[taken] = plan_captures(trace, as_much, **choices)
+            except TooTightError:
+                known[taken] = None
+        outcome, matched_by = evaluate(keys, trace, choices["work"]), None
+        if _matching(limit, choices):
+            matched_by = graphs_to_match(
+                trace, outcome.all_work, most=outcome.graphs, work=choices["work"]
+            )
+        found[name] = Ladder(outcome, taken, known[taken], matched_by)
+    return found
+
+
+def _matching(limit: Limit, choices: Mapping[str, Any]) -> bool:
+    """Whether the smallest plan as good as a ladder is looked for: where plans take no time."""
+    return limit.unit == "graphs" and not choices["uniform_query_lens"]
+
+
+def _print(trace: Trace, plan: Plan, beside: Mapping[str, Ladder]) -> None:
+    steps = trace.batches
+    print(f"{steps:,} steps, {sum(trace.bins.values()):,} of which may run on a graph")
+    for reason, count in plan.outcome.eager.items():
+        what = _REASONS[reason].format(max_tokens=trace.max_tokens, max_num_reqs=trace.max_num_reqs)
+        print(f"{count:,} {what} run eagerly")
+    print()
+    unit = plan.limit.unit
+    header = ["", "graphs", "padded tokens", "padding", "coverage", "eager", "work / best"]
+    matching = any(ladder.matched_by for ladder in beside.values())
+    if matching:
+        header.append("matched by")
+    if unit != "graphs":
+        header.insert(2, unit)
+    rows = [_row("plan", plan.outcome, plan.taken, unit, "1.000")]
+    if matching:
+        rows[0].append("")
+    for name, ladder in beside.items():
+        ratio = "-"
+        if ladder.best is not None and ladder.best.outcome.all_work:
+            ratio = f"{ladder.outcome.all_work / ladder.best.outcome.all_work:.3f}"
+        rows.append(_row(name, ladder.outcome, ladder.taken, unit, ratio))
+        if matching:
+            rows[-1].append(f"{ladder.matched_by or '-'}")
+    print(table(header, rows))
+    as_many = "as many graphs" if unit == "graphs" else f"as many {unit}"
+    print(f"\nwork / best: beside the best keys that take {as_many}")
+    if matching:
+        print("matched by: the fewest graphs on which the steps cost no more")
+    print()
+    print(f"{len(plan.keys)} keys:")
+    for kind, sizes in _by_kind(plan.keys).items():
+        print(f"  {kind}: {', '.join(map(str, sizes))}")
+
+
+def _row(name: str, outcome: Outcome, taken: float, unit: str, ratio: str) -> list[str]:
+    row = [
+        name,
+        f"{outcome.graphs:,}",
+        f"{outcome.padded_tokens:,}",
+        f"{outcome.padding:.2%}",
+        f"{outcome.coverage:.2%}",
+        f"{sum(outcome.eager.values()):,}",
+        ratio,
+    ]
+    if unit != "graphs":
+        row.insert(2, f"{taken:,.1f}")
+    return row
+
+
+def _by_kind(keys: tuple[BatchDescriptor, ...]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for key in reversed(keys):
+        length = key.uniform_query_len
+        kind = "any query lengths" if length is None else f"query length {length}"
+        if key.num_active_loras:
+            kind += f", {key.num_active_loras} LoRAs"
+        found.setdefault(kind, []).append(key.num_tokens)
+    return found
+
+
+def _as_json(trace: Trace, plan: Plan, beside: Mapping[str, Ladder]) -> dict[str, Any]:
+    return {
+        "trace": {
+            "steps": trace.batches,
+            "max_tokens": trace.max_tokens,
+            "max_num_reqs": trace.max_num_reqs,
+        },
+        "limit": {"total": plan.limit.total, "unit": plan.limit.unit},
+        "plan": {
+            **_facts(plan.outcome, plan.taken),
+            "keys": [
+                {
+                    "num_tokens": key.num_tokens,
+                    "num_reqs": key.num_reqs,
+                    "uniform_query_len": key.uniform_query_len,
+                    "num_active_loras": key.num_active_loras,
+                    "steps": plan.outcome.hits[key],
+                }
+                for key in plan.keys
+            ],
+        },
+        "ladders": {
+            name: {
+                **_facts(ladder.outcome, ladder.taken),
+                "best_work": None if ladder.best is None else ladder.best.outcome.all_work,
+                "matched_by": ladder.matched_by,
+            }
+            for name, ladder in beside.items()
+        },
+    }
+
+
+def _facts(outcome: Outcome, taken: float) -> dict[str, Any]:
+    return {
+        "graphs": outcome.graphs,
+        "taken": taken,
+        "work": outcome.all_work,
+        "tokens": outcome.tokens,
+        "padded_tokens": outcome.padded_tokens,
+        "padding": outcome.padding,
+        "coverage": outcome.coverage,
+        "eager": dict(outcome.eager),
+        "eager_tokens": outcome.eager_tokens,
+    }

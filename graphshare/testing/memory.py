@@ -91,11 +91,8 @@ class Watched:
             first = (steps == 1).nonzero().flatten().tolist()
             end = (steps == -1).nonzero().flatten().tolist()
             runs.extend((start + a, start + b) for a, b in zip(first, end, strict=True))
-        runs.sort()
-        if not runs:
-            return MemoryRanges()
-        starts, ends = zip(*runs, strict=True)
-        return MemoryRanges(starts, ends, self._regions[0].view.device)
+        device = self._regions[0].view.device if self._regions else None
+        return MemoryRanges._merged(runs, device)
 
     def contents(self) -> Bytes:
         """A copy of what the memory holds."""

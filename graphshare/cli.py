@@ -24,6 +24,8 @@ COMMANDS = {
         "graphshare.adapters.toy.demo.command",
         "decode speculatively on captured graphs, with a borrowed state; plant faults",
     ),
+    "doctor": ("graphshare.commands.doctor", "what is installed here, and what is missing"),
+    "plan": ("graphshare.commands.plan", "which sizes to capture for a trace of batches"),
 }
 """Name of a command to its module and a line about it."""
 

@@ -1,4 +1,5 @@
-"""Every check of this project. `nox` runs all; `nox -s lint` one; `nox -l` lists them.
+"""Every check of this project. `nox` runs all but `mutations`, which takes minutes; `nox -s lint`
+runs one; `nox -l` lists them.
 
 All but `wheel` run in the environment that nox itself is installed in, since a second copy of
 torch costs more than the checks do: `pip install -c constraints.txt -e ".[dev]"`.
@@ -73,3 +74,9 @@ def tests(session: nox.Session) -> None:
     env = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci")}
     args = session.posargs or ["-q", "-n", str(workers), "--dist", "worksteal", "--timeout", "600"]
     _tool(session, "pytest", *args, env=env)
+
+
+@nox.session(venv_backend="none")
+def mutations(session: nox.Session) -> None:
+    """Wrong versions of the library, each caught by the tests that are named for it."""
+    _tool(session, "python", "-m", "tests.mutations", *session.posargs)

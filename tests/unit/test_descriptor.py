@@ -101,6 +101,7 @@ def test_a_subclass_equals_no_other_type_and_its_fields_count() -> None:
         pass
 
     assert Same(8) != BatchDescriptor(8)
+    assert Beam(8) != Beam(8, beam_width=2)
     assert len({Same(8), BatchDescriptor(8), Beam(8), Beam(8), Beam(8, beam_width=2)}) == 4
 
 

@@ -207,12 +207,15 @@ def _spread(model: m.Model, pool: m.Pool, world: World, sources: list[m.Source])
             for record in model.owned(owner)
             if owner.state_key(event.key) in {owner.state_key(key) for key in record.keys}
         ]
-        maybe = m.NOTHING
-        if owner.moved:  # it may be asked again what it writes, or not
-            maybe = returned.union(*(record.declared or m.NOTHING for record in same))
+        # It may be asked again what it writes, or not.
+        maybe = owner.once_declared[owner.state_key(event.key)]
+        if owner.moved:
+            maybe |= returned
         model.overwrite(cells, causes, maybe=maybe)
         for record in same:
+            # Where a state that is to be replaced moved, its old memory may still be good.
             known = record in mine or (record.pool is pool and own & set(record.keys))
+            known = known and record.place == owner.place(event.key)
             found = record.causes if known else record.maybe
             found.update(causes)
             if place != record.place:  # it raised, or came out elsewhere

@@ -63,7 +63,7 @@ key_sets = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=3, uniqu
 plans = st.builds(
     Plan,
     layout=st.sampled_from(["apart", "prefix", "strided", "apart"]),
-    arenas=st.tuples(st.integers(0, 1), st.integers(0, 1)),
+    arenas=st.sampled_from([(0, 1), (1, 0), (0, 0)]),
     bases=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     slots=st.sampled_from(["none", "written", "read"]),
     declares=st.sampled_from([True, True, False]),
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
             loan = used.model.loan
             if loan is not None and draw(st.integers(0, 3)):  # mostly what the lender has
                 keys = [k for k in KEYS if not loan.when(k) or loan.lender.find(loan.key(k))][:3]
-            writes = draw(st.integers(0, 3)) == 0
+            writes = draw(st.integers(0, 2)) == 0
             if keys:
                 check_capture(self, used, keys, writes=writes)
 
@@ -369,12 +369,10 @@ class Machine(RuleBasedStateMachine):
     def built(self, build: Build, record: m.Record | None, by: m.By) -> None:
         """Rule 2, for a build outside a capture; `record` is its own state, if captured."""
         owner = build.owner
-        if record is None or record.place == owner.place(build.key):
-            cells, maybe = self.model.footprint(owner, owner.declared(build.key)), m.NOTHING
-        else:  # by what the owner said at some time; it could not be asked beforehand
-            cells, maybe = self.model.footprint(owner, record.declared), m.NOTHING
-            if record.declared is not None:
-                cells, maybe = m.NOTHING, cells
+        maybe = owner.once_declared[owner.state_key(build.key)]
+        cells = m.NOTHING  # by what the owner says: where it moved, it was not asked yet
+        if not owner.plan.declares or record is None or record.place == owner.place(build.key):
+            cells = self.model.footprint(owner, owner.declared(build.key))
         returned = m.NOTHING if build.returned is None else build.returned.reads
         if record is None or build.returned != record.place:
             maybe |= returned
@@ -399,7 +397,9 @@ class Machine(RuleBasedStateMachine):
             return
         same_error(error, ())
         for entry in entries:
-            self.model.invalidate(entry, (pool.name, entry.key))
+            owner, names = entry.record.owner, entry.record.names
+            once = [owner.once_declared[owner.state_key(name)] for name in names]
+            self.model.invalidate(entry, (pool.name, entry.key), m.NOTHING.union(*once))
 
     @precondition(lambda self: self.shares)
     @rule(pick=picks)

@@ -49,6 +49,7 @@ class Record:
     rows: Cells  # the part that a writing forward really writes
     declared: Cells | None  # what the owner says a build may write
     keys: list[Hashable] = field(default_factory=list)
+    names: list[Hashable] = field(default_factory=list)  # all keys that it ever had
     causes: set[Cause] = field(default_factory=lambda: {Cause(Staleness.NEVER_REFRESHED)})
     maybe: set[Cause] = field(default_factory=set)
     released: bool = False
@@ -185,15 +186,15 @@ class Model:
             elif record.reads & maybe:
                 record.maybe |= causes
 
-    def invalidate(self, entry: Entry, by: By) -> None:
-        """Rule 6: an unseen build."""
+    def invalidate(self, entry: Entry, by: By, maybe: Cells) -> None:
+        """Rule 6: an unseen build; it may write what the owner once said."""
         record = entry.record
         causes = [Cause(Staleness.OVERWRITTEN, by), Cause(Staleness.INVALIDATED, by)]
         cells = self.footprint(record.owner, record.declared)
         if record.released:  # nobody builds for it any more, but who borrows may still say so
-            self.overwrite(NOTHING, causes, but=[record], maybe=cells | record.reads)
+            self.overwrite(NOTHING, causes, but=[record], maybe=cells | record.reads | maybe)
             return
-        self.overwrite(cells, causes, but=[record])
+        self.overwrite(cells, causes, but=[record], maybe=maybe)
         record.causes.add(causes[1])
 
     def refreshed(self, pool: Pool, record: Record, contents: list[list[int]], token: int) -> None:
@@ -368,6 +369,7 @@ class Model:
                 record = made[group]
             if not source.borrowed and source.key not in record.keys:
                 record.keys.append(source.key)
+                record.names.append(source.key)
             if record not in self.records:
                 self.records.append(record)
             old = pool.entries.get(source.key)
@@ -432,7 +434,9 @@ class Model:
         if consumer.loan is loan:
             consumer.loan = None
         for entry in consumer.entries.values():
-            entry.ended = entry.ended or entry.borrowed
+            if entry.borrowed:
+                entry.ended = True
+                entry.record.leases.pop(consumer.name, None)
 
 
 def lenders(pool: Pool) -> Iterator[Pool]:

@@ -74,7 +74,7 @@ class Verifying(Machine):
         world.log.clear()
         _, error = attempt(used, lambda: share.real.verify(Batch(token)))
         if owner is None or record is None:
-            none = () if record is not None else (StaleStateError,)
+            none = () if record is not None else (StaleStateError, ReleasedStateError)
             without = () if owner is not None else (OwnershipError,)
             same_error(error, (*none, *without))
             assert not world.log

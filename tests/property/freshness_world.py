@@ -89,7 +89,9 @@ class Plan:
         if self.slots != "none":
             # Never within the rows of the same state.
             two += 24 if self.arenas[0] == self.arenas[1] else 0
-            slots = self._slice(self.arenas[1], two, index, 1 if self.slots == "read" else tokens)
+            slots = self._slice(self.arenas[1], two, index, tokens)
+            if self.slots == "read":  # one for all keys, as a table that another owner fills
+                slots = Slice(self.arenas[1], two, 1, 1)
         tail = None
         if self.tail and self.declares:
             tail = Slice(rows.arena, rows.start + rows.step * rows.length, 1, 2)
@@ -174,6 +176,7 @@ class Owner:
         self.name = name
         self.plan = plan
         self.moved: dict[Any, Place] = {}
+        self.once_declared: dict[Any, Cells] = {}  # by state key
         self.may_scribble: Callable[[], Iterable[Slice]] = lambda: ()
         self.counts = {phase.value: 0 for phase in Phase}
 
@@ -188,7 +191,13 @@ class Owner:
         return self.moved.get(state_key) or self.plan.place(state_key)
 
     def move(self, key: Any) -> None:
-        """Its buffers grow: the state of `key` lies elsewhere from now on, or is back again."""
+        """Its buffers grow: the state of `key` lies elsewhere from now on, or is back again.
+
+        Not those of an owner that writes past its leaves: what such a build writes elsewhere
+        before it is refused, nobody could know.
+        """
+        if self.plan.tail and self.plan.declares:
+            return
         state_key = self.state_key(key)
         if self.moved.pop(state_key, None) is None:
             tokens = key.num_tokens
@@ -217,6 +226,8 @@ class Owner:
         world = self.world
         event = Build(self, key, phase, batch)
         world.log.append(event)
+        said = self.once_declared.get(self.state_key(key), NOTHING)
+        self.once_declared[self.state_key(key)] = said | (self.declared(key) or NOTHING)
         fault = "" if batch is None else batch.fault
         if batch is None and world.failing_build is not None:
             world.failing_build -= 1

@@ -4,23 +4,31 @@ For the structure that was captured a function is written, compiled, and called 
 straight-line code without walk, path or list, that leaves at the first thing it does not expect.
 What it lets through has no difference. What it does not know may still be right (a tensor of
 another subclass, a value equal but of an unusual type): then the exact comparison decides.
+
+Where torch can compare many tensors in one call, a quicker function comes before that one. It
+expects objects to be shared as they were at capture, and tensors that are like the last ones that
+were compared in full, in such things too as no layout has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
-from graphshare.state.code import NAMES, write_check
+from graphshare.state._guards import guard_maker
+from graphshare.state.code import NAMES, same_place, write_check
 from graphshare.state.difference import differences_of
 from graphshare.state.layout import Layout, layout_of
 from graphshare.state.leaves import LayoutDifference
-from graphshare.state.nodes import read
+from graphshare.state.nodes import TensorNode, read
+from graphshare.state.taking import write_taking
 
 __all__ = ["LayoutChecker"]
+
+_CHANCES = 8
 
 
 class LayoutChecker:
@@ -56,18 +64,7 @@ class LayoutChecker:
         rules: Mapping[str, str] | None = None,
     ) -> None:
         self.layout = layout_of(state, device, rules)
-        written = write_check(self.layout)
-        if written is None:
-            self.matches = self._matches_slowly
-        else:
-            source, constants = written
-            self.matches = _compiled(source)(*constants)
-
-    def _matches_slowly(self, state: Any) -> bool:
-        try:
-            return not self.differences(state)
-        except Exception:  # noqa: BLE001 - the caller asks `differences`, which raises it again
-            return False
+        self.matches = _quick_check(self.layout) or _plain_check(self.layout)
 
     def differences(self, state: Any) -> list[LayoutDifference]:
         """In what ``state`` differs from what was captured, under the rules; exact, and slower.
@@ -75,15 +72,90 @@ class LayoutChecker:
         Raises:
             TypeError: ``state`` has a tensor without an address.
         """
-        layout = self.layout
-        found = read(state, layout.device, layout.rules)
-        return differences_of(layout.root, found, layout.rules)
+        return _differences(self.layout, state)
+
+
+def _differences(layout: Layout, state: Any) -> list[LayoutDifference]:
+    return differences_of(layout.root, read(state, layout.device, layout.rules), layout.rules)
+
+
+def _matches_slowly(layout: Layout, state: Any) -> bool:
+    try:
+        return not _differences(layout, state)
+    except Exception:  # noqa: BLE001 - the caller asks `differences`, which raises it again
+        return False
+
+
+def _plain_check(layout: Layout) -> Callable[[Any], bool]:
+    written = write_check(layout)
+    if written is None:
+        return partial(_matches_slowly, layout)
+    source, constants = written
+    return _compiled(source)(*constants)
+
+
+def _quick_check(layout: Layout) -> Callable[[Any], bool] | None:
+    make_guard = guard_maker()
+    written = make_guard and write_taking(layout)
+    if not make_guard or not written:
+        return None
+    source, constants, nodes = written
+    take: Callable[[Any], Any] = _compiled(source)(*constants)
+    guard: Callable[..., bool] = _refuses
+    plain: Callable[[Any], bool] | None = None
+    # How often a state may be right that was not let through: when threads or modes alternate, or
+    # no build shares what was shared at capture, the quick check only adds to the cost.
+    chances = _CHANCES
+
+    def matches(state: Any) -> bool:
+        tensors: Any = False
+        try:
+            tensors = take(state)
+            if tensors and guard(*tensors):
+                return True
+        except Exception:  # noqa: BLE001 - a key that is gone, a comparison that raises
+            pass
+        return look_again(state, tensors)
+
+    def look_again(state: Any, tensors: Any) -> bool:
+        nonlocal guard, plain, chances, take
+        learned = _learn(make_guard, nodes, tensors) if tensors else None
+        if learned is not None:
+            guard = learned
+        else:
+            if plain is None:
+                plain = _plain_check(layout)
+            if not plain(state):
+                return False
+        chances -= 1
+        if chances <= 0:
+            take = _refuses
+        return True
+
+    return matches
+
+
+def _refuses(*_: Any) -> bool:
+    return False
+
+
+def _learn(
+    make_guard: Callable[[Sequence[torch.Tensor]], Callable[..., bool]],
+    nodes: list[TensorNode],
+    tensors: Sequence[torch.Tensor],
+) -> Callable[..., bool] | None:
+    """A guard made from ``tensors``, if they are those of ``nodes``."""
+    try:
+        guard = make_guard(tensors)
+        return guard if all(map(same_place, nodes, tensors)) else None
+    except Exception:  # noqa: BLE001 - the plain check decides
+        return None
 
 
 # States of one kind differ in constants alone, so hundreds of keys share few sources. The
 # constants are cells, not globals: the interpreter's caches on the code stay good for all keys.
 @lru_cache(maxsize=64)
-def _compiled(source: str) -> Callable[..., Callable[[Any], bool]]:
+def _compiled(source: str) -> Callable[..., Callable[[Any], Any]]:
     namespace: dict[str, Any] = {"__name__": __name__, **NAMES}
     exec(compile(source, "<graphshare layout check>", "exec"), namespace)
     return namespace["make"]

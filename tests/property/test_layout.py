@@ -27,6 +27,7 @@ from graphshare.state import (
 )
 from graphshare.testing import strategies
 from graphshare.testing.strategies import Branch, Place, leaf_paths, make, places, spell
+from tests.layout_checks import each_way  # noqa: F401 - a fixture
 
 BUFFERS = [torch.zeros(96, dtype=torch.int64) for _ in range(3)]
 

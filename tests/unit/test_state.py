@@ -25,6 +25,7 @@ from graphshare.state import (
     layout_of,
     walk,
 )
+from tests.layout_checks import each_way  # noqa: F401 - a fixture
 
 
 def seen(before: Any, after: Any, rules: dict[str, str] | None = None, device: str = "cpu"):
@@ -500,14 +501,21 @@ def loud(tensor: torch.Tensor) -> torch.Tensor:
     return torch.Tensor._make_subclass(Loud, tensor)
 
 
-@pytest.mark.parametrize("wrap", [torch.nn.Parameter, loud])
+def parameter(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+@pytest.mark.parametrize("wrap", [parameter, loud])
 def test_subclasses_are_asked_as_tensors(wrap: Any) -> None:
     base = torch.zeros(4)
     checker = LayoutChecker({"t": wrap(base)}, "cpu")
     assert checker.matches({"t": wrap(base)})
     for other in (base, loud(base), torch.nn.Parameter(base)):
         assert checker.differences({"t": other}) == []
-    assert not checker.matches({"t": wrap(base[:2])})
+    for other in (base[:2], base.clone(), base.as_strided((4,), (0,)), base.view(torch.int32)):
+        assert not checker.matches({"t": wrap(other)})
+    empty = LayoutChecker({"t": wrap(base[:0])}, "cpu")
+    assert not empty.matches({"t": wrap(torch.zeros(0, device="meta"))})
     assert [one.field for one in checker.differences({"t": wrap(base[:2])})] == ["shape"]
     assert len(device_tensors({"t": wrap(base)}, "cpu")) == 1
 

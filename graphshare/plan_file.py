@@ -38,7 +38,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[dict[str, int | None]]:
     file = Path(path)
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: expected a capture plan, got no JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f'{file}: expected a capture plan ("format": "{FORMAT}"), got none')
@@ -87,7 +87,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    target = Path(path)
+    target = Path(path).absolute()
     # Beside it: a file can be renamed in one step only within a file system.
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

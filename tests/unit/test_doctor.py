@@ -1,0 +1,194 @@
+"""``graphshare doctor`` reports what is there, whatever state it is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphshare.commands import doctor
+from graphshare.commands.doctor import LIBRARIES, Finding, Library
+from tests.package import ROOT
+
+DOCTOR = [sys.executable, "-m", "graphshare", "doctor"]
+
+
+def _examine(*path: Path, arguments: tuple[str, ...] = ("--json",)) -> tuple[int, str]:
+    """Run it with folders in front of the module search path."""
+    where = os.pathsep.join(map(str, (*path, ROOT)))
+    done = subprocess.run(
+        [*DOCTOR, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": where},
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def _named(output: str) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(output)["findings"]}
+
+
+def _package(folder: Path, name: str, source: str) -> Path:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+    return folder
+
+
+def test_here_it_says_that_graphshare_can_be_used() -> None:
+    code, output = _examine()
+    assert code == 0
+    assert json.loads(output)["usable"] is True
+    torch = _named(output)["torch"]
+    assert (torch["status"], torch["needed"]) == ("ok", True)
+    assert torch["found"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise ImportError('libtorch_cuda.so: cannot open shared object file')",
+        "raise OSError('undefined symbol: cudaGetDriverEntryPointByVersion')",
+        "raise SystemExit(0)",
+        "import no_such_module_of_torch",
+        "import os; os.abort()",
+        "import os; os._exit(0)",
+        "print('no end of line', end=''); 1 / 0",
+    ],
+)
+def test_a_broken_torch_is_reported(source: str, tmp_path: Path) -> None:
+    """Whatever way it fails, also if it takes the interpreter along."""
+    code, output = _examine(_package(tmp_path, "torch", source))
+    assert code == 1
+    assert json.loads(output)["usable"] is False
+    torch = _named(output)["torch"]
+    assert torch["status"] == "broken"
+    assert torch["remedy"]
+    assert _named(output)["Python"]["status"] == "ok"
+
+
+def test_a_broken_torch_is_reported_as_text(tmp_path: Path) -> None:
+    _package(tmp_path, "torch", "raise OSError('undefined symbol: planted')")
+    code, output = _examine(tmp_path, arguments=())
+    assert code == 1
+    assert "undefined symbol: planted" in output
+
+
+def test_a_broken_library_of_an_extra_is_no_reason_not_to_use_the_rest(tmp_path: Path) -> None:
+    _package(tmp_path, "flash_attn", "raise ImportError('undefined symbol: _ZN3c10')")
+    code, output = _examine(tmp_path)
+    assert code == 0
+    assert _named(output)["flash-attn"]["status"] == "broken"
+
+
+def test_a_library_without_metadata_is_found_by_its_own_version(tmp_path: Path) -> None:
+    _package(tmp_path, "flashinfer", "__version__ = '0.6.1'; print('noise of an import')")
+    code, output = _examine(tmp_path)
+    assert code == 0
+    found = _named(output)["flashinfer"]
+    assert (found["status"], found["found"]) == ("ok", "0.6.1")
+
+
+def test_a_module_of_the_current_folder_is_not_taken_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _package(tmp_path, "flashinfer", "raise RuntimeError('not meant')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [part for part in sys.path if part])
+    library = next(each for each in LIBRARIES if each.name == "flashinfer")
+    assert doctor._look_at(library).status in ("missing", "ok")
+
+
+def _library(**fields: Any) -> Library:
+    values = {
+        "name": "planted",
+        "distribution": ("no-such-distribution",),
+        "module": "planted_for_the_doctor",
+        "least": "2.11",
+        "extra": "some",
+        "use": "a test",
+    }
+    return Library(**{**values, **fields})
+
+
+def _look(library: Library, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Finding:
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    return doctor._look_at(library)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        ("2.11.0+cu130", "ok"),
+        ("2.11", "ok"),
+        ("3", "ok"),
+        ("2.14.0a0+git12", "ok"),
+        ("2.10.9", "unsupported"),
+        ("2.9", "unsupported"),
+    ],
+)
+def test_versions_are_compared_by_number(
+    version: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _package(tmp_path, "planted_for_the_doctor", f"__version__ = {version!r}")
+    assert _look(_library(), tmp_path, monkeypatch).status == status
+
+
+def test_what_is_not_there_is_missing_with_the_extra_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = _look(_library(), tmp_path, monkeypatch)
+    assert (finding.status, finding.found) == ("missing", None)
+    assert "graphshare[some]" in finding.remedy
+
+
+def test_an_import_that_does_not_end_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _package(tmp_path, "planted_for_the_doctor", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "_SECONDS", 1.0)
+    finding = _look(_library(distribution=("pytest",)), tmp_path, monkeypatch)
+    assert finding.status == "broken"
+
+
+def test_gpus_and_driver_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_driver", lambda: "580.65")
+    gpu = {"name": "NVIDIA H200", "capability": "9.0", "mib": 143_771}
+    found = doctor._look_at_devices({"cuda": "13.0", "gpus": [gpu, gpu]})
+    assert [(each.name, each.status) for each in found] == [
+        ("driver", "ok"),
+        ("GPU 0", "ok"),
+        ("GPU 1", "ok"),
+    ]
+    without = doctor._look_at_devices({"cuda": None, "gpus": []})
+    assert [(each.name, each.status) for each in without] == [("driver", "ok"), ("GPU", "missing")]
+    assert without[1].remedy
+
+
+def test_versions_and_extras_are_those_of_the_project() -> None:
+    """``pyproject.toml`` says what is installed; the doctor must ask for the same."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+
+    def requirements(name: str) -> list[str]:
+        found = re.search(rf"^{name} = \[(.*?)\]", project, re.MULTILINE | re.DOTALL)
+        return re.findall(r'"([^"]+)"', found.group(1)) if found else []
+
+    def as_required(library: Library) -> str:
+        least = "" if library.least is None else f">={library.least}"
+        return library.distribution[0] + least
+
+    for library in LIBRARIES:
+        assert as_required(library) in requirements(library.extra or "dependencies")
+    for extra in ("dependencies", "cli", "flash-attn", "flashinfer", "inspect", "plot", "vllm"):
+        known = {as_required(each) for each in LIBRARIES if (each.extra or "dependencies") == extra}
+        assert set(requirements(extra)) == known
+    (python,) = re.findall(r'^requires-python = ">=(.+)"$', project, re.MULTILINE)
+    assert python == doctor._PYTHON

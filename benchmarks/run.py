@@ -26,6 +26,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "host/dispatch": ("--rounds=3",),
     "host/import_time": ("--rounds=1",),
     "host/memory": ("--rounds=200",),
+    "host/planner": ("--rounds=1", "--steps=2000", "--lines=2000"),
     "host/refresh": ("--rounds=5",),
     "host/replay": ("--rounds=5",),
     "gpu/capture": ("--rounds=2", "--sizes=1", "--layers=2"),

@@ -22,7 +22,7 @@ import torch
 
 from graphshare.capture._driver import begin_capture
 
-__all__ = ["GraphMemory", "end_failed_capture", "memory_for"]
+__all__ = ["GraphMemory", "end_failed_capture", "memory_for", "segments_of"]
 
 _STREAMS_IN_TORCH = 32  # torch.cuda.Stream() hands them out in turn
 
@@ -138,7 +138,7 @@ class GraphMemory:
             with torch.cuda.device(self._device):
                 workspaces = torch.cuda.MemPool()
             _touch_workspaces(self._device, stream, workspaces)
-            if _has_live_blocks(workspaces):
+            if _has_live_blocks(workspaces, self._device):
                 _workspaces[key] = workspaces
                 return stream
             stream = torch.cuda.Stream(self._device)  # that one's lie elsewhere already
@@ -159,13 +159,23 @@ def _touch_workspaces(
         torch.addmm(square[0], square, square)  # cuBLASLt
 
 
-def _has_live_blocks(pool: torch.cuda.MemPool) -> bool:
-    # Not memory_snapshot(pool.id): PyTorch 2.11 gives up references to that id which it never
-    # took, and Python's heap is corrupt from the 257th pool on (smaller integers are immortal).
+def segments_of(pool_id: Any, device: torch.device) -> list[dict[str, Any]]:
+    """Return what the allocator holds for one memory pool, as ``torch.cuda.memory_snapshot`` does.
+
+    Not ``memory_snapshot(pool_id)``: PyTorch 2.11 gives up references to that id which it never
+    took, and Python's heap is corrupt from the 257th pool on (smaller integers are immortal).
+    """
+    return [
+        segment
+        for segment in torch.cuda.memory_snapshot()
+        if segment["segment_pool_id"] == pool_id and segment["device"] == device.index
+    ]
+
+
+def _has_live_blocks(pool: torch.cuda.MemPool, device: torch.device) -> bool:
     return any(
         block["state"] == "active_allocated"
-        for segment in torch.cuda.memory_snapshot()
-        if segment["segment_pool_id"] == pool.id
+        for segment in segments_of(pool.id, device)
         for block in segment["blocks"]
     )
 

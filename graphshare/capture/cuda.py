@@ -14,7 +14,12 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from graphshare.capture._failure import forward_raised
-from graphshare.capture._graph_memory import GraphMemory, end_failed_capture, memory_for
+from graphshare.capture._graph_memory import (
+    GraphMemory,
+    end_failed_capture,
+    memory_for,
+    segments_of,
+)
 from graphshare.errors import CaptureError, ReleasedStateError
 
 __all__ = ["CudaBackend", "CudaGraph"]
@@ -198,6 +203,10 @@ class CudaBackend:
                 raise forward_raised("capture", error) from error
             nbytes = torch.cuda.memory_reserved() - reserved_bytes
             return CudaGraph(graph, outputs, nbytes, self.device, memory)
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return what the memory pool holds, as ``torch.cuda.memory_snapshot`` tells it."""
+        return segments_of(self._memory.pool_id, self.device)
 
     def synchronize(self) -> None:
         """Wait for the device."""

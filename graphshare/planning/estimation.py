@@ -205,11 +205,7 @@ class _Meter:
             self.readings.append(_Reading({"tape": _Kind(self._taped, self._taped, 1)}, 0))
             return
         kinds: dict[str, _Kind] = {}
-        segments = [
-            segment
-            for segment in torch.cuda.memory_snapshot(backend._memory.pool_id)
-            if segment["device"] == backend.device.index
-        ]
+        segments = backend.segments()
         for kind in ("small", "large"):
             own = [segment for segment in segments if segment["segment_type"] == kind]
             kinds[kind] = _Kind(

@@ -63,9 +63,9 @@ key_sets = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=3, uniqu
 plans = st.builds(
     Plan,
     layout=st.sampled_from(["apart", "prefix", "strided", "apart"]),
-    arenas=st.sampled_from([(0, 1), (1, 0), (0, 0)]),
+    arenas=st.sampled_from([(0, 1), (1, 0), (0, 1), (1, 0), (0, 0)]),
     bases=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    slots=st.sampled_from(["none", "written", "read"]),
+    slots=st.sampled_from(["none", "written", "read", "read"]),
     declares=st.sampled_from([True, True, False]),
     tail=st.booleans(),
     scribbles=st.booleans(),
@@ -301,6 +301,21 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.check_replay(used, key, pick)
             self.counted()
+
+    @rule(chosen=st.permutations(range(4)), pick=picks, times=st.integers(1, 2))
+    def step(self, chosen: list[int], pick: int, times: int) -> None:
+        """Each pool refreshes a key of its own, then each replays what it may."""
+        for index in chosen:
+            if index < len(self.used):
+                used = self.used[index]
+                keys = [k for k, entry in used.model.entries.items() if not entry.borrowed]
+                if keys:
+                    self.check_refresh(used, keys[pick % len(keys)])
+        for index in reversed(chosen * times):
+            if index < len(self.used):
+                used = self.used[index]
+                for key in sorted(self.model.fresh(used.model)[0], key=KEYS.index):
+                    self.check_replay(used, key, pick)
 
     @precondition(lambda self: self.handles)
     @rule(pick=picks, given=st.integers(0, 9))

@@ -91,7 +91,7 @@ class Plan:
             two += 24 if self.arenas[0] == self.arenas[1] else 0
             slots = self._slice(self.arenas[1], two, index, tokens)
             if self.slots == "read":  # one for all keys, as a table that another owner fills
-                slots = Slice(self.arenas[1], two, 1, 1)
+                slots = Slice(self.arenas[1], two | 2, 1, 1)
         tail = None
         if self.tail and self.declares:
             tail = Slice(rows.arena, rows.start + rows.step * rows.length, 1, 2)

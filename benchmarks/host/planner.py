@@ -8,6 +8,7 @@ The long trace is written to a file and planned by the command line in processes
 lines that repeat and with lines that all differ. Their time and memory are the whole process's.
 
     python -m benchmarks.host.planner [--json PATH] [--rounds N] [--steps N] [--lines N]
+    python -m benchmarks.host.planner --plots DIR     # draws the three plans of 16 graphs instead
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 from benchmarks._measure import Ratio, bootstrap, print_table
 from benchmarks._turns import Figure, arguments, report
 from benchmarks._workloads import WORKLOADS, Workload, batches
+from graphshare.cli import main as main_of_command
 from graphshare.planning import (
     Batch,
     Trace,
@@ -47,7 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--steps", type=int, default=200_000, help="of each workload")
     parser.add_argument("--lines", type=int, default=1_000_000, help="of the long trace")
+    parser.add_argument("--plots", metavar="DIR", type=Path, help="draw, and measure nothing")
     options = parser.parse_args(argv)
+    if options.plots is not None:
+        draw(options.plots, options.steps)
+        return
     figures: list[Figure] = []
     details: dict[str, Any] = {"workloads": {}}
     for workload in WORKLOADS:
@@ -66,12 +72,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         long = details["long trace"] = planned(Path(folder), options.lines, options.rounds)
     for case, runs in long.items():
-        seconds, megabytes = (spread([run[unit] for run in runs]) for unit in ("s", "MB"))
+        seconds, processor_seconds, megabytes = (
+            spread([run[unit] for run in runs]) for unit in ("s", "processor s", "MB")
+        )
         figures += [
             Figure.of(f"{options.lines:,} lines, {case}", seconds, "s", TARGET_SECONDS),
+            Figure.of(f"{options.lines:,} lines, {case}: processor", processor_seconds, "s"),
             Figure.of(f"{options.lines:,} lines, {case}: memory", megabytes, "MB", TARGET_MB),
         ]
     report(options.json, "host/planner", figures, details)
+
+
+def draw(folder: Path, steps: int) -> None:
+    """Draw a plan of each workload, by the command line."""
+    for workload in WORKLOADS:
+        with tempfile.TemporaryDirectory() as place:
+            trace = write_json(Path(place) / "trace.jsonl", batches(workload, steps), times=False)
+            plot = folder / f"plan-{workload.name}.png"
+            options = ["--graphs", "16", "--max-num-reqs", str(workload.max_num_reqs)]
+            main_of_command(["plan", str(trace), *options, "--plot", str(plot)])
 
 
 def spread(values: Sequence[float]) -> Ratio:
@@ -176,12 +195,12 @@ def write_csv(file: Path, chat: Iterable[Batch]) -> Path:
 # The most memory that the process had. What the system reports of a child when it ends would count
 # the memory of the process that started it.
 WATCHED = """
-import re, sys
+import re, sys, time
 from graphshare.cli import main
 code = main(sys.argv[1:])
 with open("/proc/self/status") as status:
     (kib,) = re.findall(r"VmHWM:\\s*(\\d+) kB", status.read())
-print(kib, file=sys.stderr)
+print(kib, time.process_time(), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -199,7 +218,12 @@ def timed(trace: Path) -> dict[str, float]:
         cwd=ROOT,
     )
     seconds = time.perf_counter() - start
-    return {"s": seconds, "MB": int(done.stderr) * 1024 / 1e6}
+    kib, processor_seconds = done.stderr.split()
+    return {
+        "s": seconds,
+        "processor s": float(processor_seconds),
+        "MB": int(kib) * 1024 / 1e6,
+    }
 
 
 if __name__ == "__main__":

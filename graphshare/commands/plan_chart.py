@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from graphshare.commands.plan_report import Ladder
 from graphshare.descriptor import BatchDescriptor
 from graphshare.planning import Outcome, Plan, Trace, Work
 
@@ -33,18 +34,11 @@ _STYLE: dict[Any, Any] = {
 }
 
 
-class _Ladder(Protocol):
-    @property
-    def outcome(self) -> Outcome: ...
-    @property
-    def taken(self) -> float: ...
-
-
 def draw(
     suffix: str,
     trace: Trace,
     plan: Plan,
-    ladders: Mapping[str, _Ladder],
+    ladders: Mapping[str, Ladder],
     curve: Sequence[Plan],
 ) -> bytes:
     """Draw a plan beside the usual sizes.
@@ -86,7 +80,7 @@ def _excess(outcome: Outcome) -> float:
 
 
 def _draw_curve(
-    axes: Any, plan: Plan, ladders: Mapping[str, _Ladder], curve: Sequence[Plan]
+    axes: Any, plan: Plan, ladders: Mapping[str, Ladder], curve: Sequence[Plan]
 ) -> list[_Point]:
     points = sorted({(best.taken, _excess(best.outcome)) for best in (*curve, plan)})
     axes.plot(
@@ -213,7 +207,7 @@ def _edges(most: int) -> list[float]:
     return [*kept, following]
 
 
-def _draw_sizes(axes: Any, plan: Plan, ladders: Mapping[str, _Ladder]) -> None:
+def _draw_sizes(axes: Any, plan: Plan, ladders: Mapping[str, Ladder]) -> None:
     rows: list[tuple[str, Sequence[BatchDescriptor], str]] = [("plan", plan.keys, _PLAN)]
     for (name, ladder), colour in zip(ladders.items(), _COLOURS, strict=False):
         rows.append((name, list(ladder.outcome.hits), colour))

@@ -14,12 +14,12 @@ from graphshare.planning.captures import graphs_to_match as graphs_to_match
 from graphshare.planning.captures import plan_captures as plan_captures
 from graphshare.planning.captures import write_plan as write_plan
 from graphshare.planning.ladders import ladders as ladders
+from graphshare.planning.reading import TraceError as TraceError
+from graphshare.planning.reading import read_trace as read_trace
 from graphshare.planning.trace import Batch as Batch
 from graphshare.planning.trace import Bin as Bin
 from graphshare.planning.trace import Trace as Trace
-from graphshare.planning.trace import TraceError as TraceError
 from graphshare.planning.trace import count_batches as count_batches
-from graphshare.planning.trace import read_trace as read_trace
 from graphshare.planning.work import Limit as Limit
 from graphshare.planning.work import Work as Work
 

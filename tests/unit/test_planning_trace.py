@@ -208,8 +208,8 @@ def test_reading_is_counting(
     """Whether lines repeat or not, and however few of them are remembered."""
     expected = count_batches(batches, max_tokens=max_tokens, max_num_reqs=max_num_reqs)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr("graphshare.planning.trace._MAX_REMEMBERED", remembered)
-        patch.setattr("graphshare.planning.trace._BLOCK_BYTES", 64)
+        patch.setattr("graphshare.planning.reading._MAX_REMEMBERED", remembered)
+        patch.setattr("graphshare.planning.reading._BLOCK_BYTES", 64)
         file = Path(folder) / "t.jsonl"
         file.write_text(
             "".join(

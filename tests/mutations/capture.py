@@ -411,6 +411,6 @@ MUTATIONS = (
         "capture/_recording.py",
         "        self.created.clear()\n",
         "        pass\n",
-        ("tests/contract/test_failures.py::test_a_failed_capture_leaves_nothing_behind",),
+        ("tests/unit/test_tape.py::test_a_failed_recording_holds_no_memory",),
     ),
 )

@@ -277,14 +277,6 @@ MUTATIONS = (
         ("tests/unit/test_pool_replay.py::test_bound_replays_share_the_allowance",),
     ),
     Mutation(
-        "rule-4-unused-replays-add-up",
-        "a refresh grants the limit, whatever was left",
-        "lease.py",
-        "        self._settle()\n        self.left = self._granted = self.limit\n",
-        "        self._settle()\n        self.left = self._granted = self.limit + self.left\n",
-        ("tests/unit/test_freshness.py::test_replays_that_were_not_used_are_lost",),
-    ),
-    Mutation(
         "rule-4-one-allowance-for-all-pools",
         "each pool has an allowance of its own",
         "holdings.py",

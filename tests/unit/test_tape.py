@@ -307,6 +307,21 @@ def test_a_released_tape_frees_what_it_made(tape):
     assert ref.expired()
 
 
+def test_a_failed_recording_holds_no_memory(tape):
+    """Though a debugger may hold the exception, whose traceback leads to the recording."""
+    x = torch.ones(3)
+    made = []
+
+    def forward():
+        made.append(StorageWeakRef((x + 1).untyped_storage()))
+        raise LookupError
+
+    with pytest.raises(CaptureError) as caught:
+        tape.capture(forward)
+    assert made[0].expired()
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
 def test_bad_arguments_are_refused_when_a_backend_is_made():
     with pytest.raises(ValueError, match="backend"):
         make_backend("graph")

@@ -313,14 +313,13 @@ class Function:
 
     def keys(self, node: BranchNode, name: str, steps: list[Step]) -> list[tuple[Step, str]]:
         """What a mapping holds, likewise."""
-        if node.cls is dict:
-            self.refuse(f"len({name}) != {len(steps)}")
-            return self.entries(name, steps)
         length, form = f"len({name})", f"{name}.get({{}}, MISSING)"
-        if issubclass(node.cls, dict):
+        if node.cls is not dict and issubclass(node.cls, dict):
             # A default dict would insert what is asked for and missing.
             length, form = f"dict_len({name})", f"dict_get({name}, {{}}, MISSING)"
         self.refuse(f"{length} != {len(steps)}")
+        if node.cls is dict:
+            return self.entries(name, steps)
         return [(step, form.format(self.constant(step.key))) for step in steps]
 
     def entries(self, name: str, steps: list[Step]) -> list[tuple[Step, str]]:

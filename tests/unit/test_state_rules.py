@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphshare.state import LayoutChecker
+from tests.layout_checks import each_way  # noqa: F401 - a fixture
 
 SQUARE = torch.zeros(4, 4)
 

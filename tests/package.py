@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "graphshare"
 
 # What an extra installs; a module that needs one of these is looked at where it is there.
-EXTRAS = frozenset({"cuda", "flash_attn", "flashinfer", "matplotlib", "rich", "safetensors", "vllm"})
+EXTRAS = frozenset(
+    {"cuda", "flash_attn", "flashinfer", "matplotlib", "rich", "safetensors", "vllm"}
+)
 
 # Modules that `import graphshare` does not import.
 ON_DEMAND = ("adapters", "testing", "commands", "cli", "__main__")

@@ -125,7 +125,7 @@ def plan_captures(
 
     Example:
         >>> from graphshare.planning import Batch, count_batches, plan_captures
-        >>> trace = count_batches([Batch(3, 3, count=90), Batch(5, 5, count=9), Batch(8, 8)])
+        >>> trace = count_batches([Batch(3, 3, steps=90), Batch(5, 5, steps=9), Batch(8, 8)])
         >>> for key in plan_captures(trace, 2).keys:
         ...     print(key)
         BatchDescriptor(num_tokens=8, num_reqs=8)

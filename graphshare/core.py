@@ -93,6 +93,7 @@ class PoolCore(Generic[K]):
             checked=checks != "off",
         )
         self._entries = self.holdings.entries
+        self._by_id = self.holdings.by_id
         self._book: OwnerBook | None = None if owner is None else self.ledger.book(owner)
         self._fresh: list[StateRecord] = []
         self._capturing = False

@@ -76,6 +76,9 @@ class Holdings(Generic[K]):
         self.tally = tally
         self.clock = clock
         self.entries: dict[K, Entry[K]] = {}
+        # The same by the identity of the key, for who replays the very key that dispatch returned:
+        # no hash in Python. An entry holds its key, so no other object can have that identity.
+        self.by_id: dict[int, Entry[K]] = {}
         self.state_key: Callable[[Any], Hashable] = state_key or (lambda key: key)
         self._covers, self._cost = covers, cost
         self._limit, self._checked = limit, checked
@@ -228,6 +231,8 @@ class Holdings(Generic[K]):
                 record.detach(lease)
 
     def _reindex(self) -> None:
+        self.by_id.clear()
+        self.by_id.update((id(entry.key), entry) for entry in self.entries.values())
         self._by_state = {}
         for entry in self.entries.values():
             self._by_state.setdefault(self.state_key(entry.key), entry)

@@ -185,10 +185,7 @@ class GraphPool(PoolCore[K]):
             StaleStateError: The state is not fresh for this key and this pool.
             ReleasedStateError: What the graph needs was released.
         """
-        try:
-            entry = self._entries[key]
-        except (KeyError, TypeError):
-            raise self.lookup_error(key, "replay") from None
+        entry = self._by_id.get(id(key)) or self.lookup(key, "replay")
         lease = entry.lease
         if lease.left <= 0:
             raise entry.why_not(self.refuse)

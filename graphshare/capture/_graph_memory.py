@@ -90,6 +90,15 @@ class GraphMemory:
         # it fails, or stops the process where outputs still live there. One graph stays.
         self._anchor = None if self._owned else self._empty_graph()
 
+    def apart(self) -> GraphMemory:
+        """Return a pool of its own, for captures on the same stream: it has the workspaces."""
+        other = GraphMemory.__new__(GraphMemory)
+        other._device, other._owned, other._handle = self._device, True, None
+        with torch.cuda.device(self._device):
+            other._pool = torch.cuda.MemPool()
+        other.stream, other._anchor = self.stream, None
+        return other
+
     @property
     def pool_id(self) -> Any:
         """What ``CUDAGraph.capture_begin`` calls the pool."""

@@ -6,6 +6,7 @@ What it cannot see: a forward that writes its attention state (the tape can).
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
@@ -203,6 +204,13 @@ class CudaBackend:
                 raise forward_raised("capture", error) from error
             nbytes = torch.cuda.memory_reserved() - reserved_bytes
             return CudaGraph(graph, outputs, nbytes, self.device, memory)
+
+    def apart(self) -> CudaBackend:
+        """Return a backend like this one, with a memory pool of its own, on the same stream."""
+        other = copy.copy(self)
+        other._depth = 0
+        other._memory = self._memory.apart()
+        return other
 
     def segments(self) -> list[dict[str, Any]]:
         """Return what the memory pool holds, as ``torch.cuda.memory_snapshot`` tells it."""

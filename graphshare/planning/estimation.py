@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -149,12 +149,7 @@ def _apart(pool: GraphPool[Any]) -> CaptureBackend:
     """A backend like the pool's, with memory of its own."""
     backend = pool.backend
     if isinstance(backend, CudaBackend):
-        return CudaBackend(
-            backend.device,
-            inspectable=backend._inspectable,
-            capture_error_mode=cast("Any", backend._mode),
-            generators=backend._generators,
-        )
+        return backend.apart()
     if isinstance(backend, TapeBackend):
         return backend  # each tape has memory of its own
     raise TypeError(

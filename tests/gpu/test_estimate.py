@@ -66,7 +66,9 @@ def test_the_estimate_is_within_a_tenth(num_layers: int, keeps_every_layer: bool
     taken_of_device = free - _free()
     print(estimated, f"{taken=} {taken_of_device=}")  # seen with -s, and where it fails
     assert estimated.pool_bytes == pytest.approx(taken, rel=0.1)
-    assert estimated.total_bytes == pytest.approx(taken_of_device, rel=0.1)
+    # The driver takes memory in pieces of 2 MiB, so two captures tell little of what it takes.
+    pieces = len(KEYS) * (2 << 20)
+    assert abs(estimated.total_bytes - taken_of_device) <= 0.1 * taken_of_device + pieces
     pool.refresh(KEYS[0], 1)
     pool.replay(KEYS[0])
 

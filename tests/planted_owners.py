@@ -447,7 +447,7 @@ class TakesEmptyRequests(Honest):
 
 class WritesThenRefuses(Honest):
     def refuse(self, rows: int, batch: Batch) -> None:
-        self.seq_lens.tensor[0] = batch.seq_lens[0]
+        self.seq_lens.tensor[0].fill_(batch.seq_lens[0])
         super().refuse(rows, batch)
 
 

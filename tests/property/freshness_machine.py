@@ -63,7 +63,7 @@ key_sets = st.lists(st.integers(0, len(KEYS) - 1), min_size=1, max_size=3, uniqu
 plans = st.builds(
     Plan,
     layout=st.sampled_from(["apart", "prefix", "strided", "apart"]),
-    arenas=st.sampled_from([(0, 1), (1, 0), (0, 1), (1, 0), (0, 0)]),
+    arenas=st.tuples(st.integers(0, 1), st.integers(0, 1)),
     bases=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     slots=st.sampled_from(["none", "written", "read", "read"]),
     declares=st.sampled_from([True, True, False]),
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
             loan = used.model.loan
             if loan is not None and draw(st.integers(0, 3)):  # mostly what the lender has
                 keys = [k for k in KEYS if not loan.when(k) or loan.lender.find(loan.key(k))][:3]
-            writes = draw(st.integers(0, 2)) == 0
+            writes = draw(st.integers(0, 2)) < (2 if self.loans == "none" else 1)
             if keys:
                 check_capture(self, used, keys, writes=writes)
 
@@ -156,7 +156,8 @@ class Machine(RuleBasedStateMachine):
         self.used.append(used)
         if lender is not None:
             when = draw(st.sampled_from(sorted(WHENS))) if owner is not None else "always"
-            view, key = draw(st.sampled_from(sorted(VIEWS))), draw(st.sampled_from(sorted(MAPS)))
+            view = draw(st.sampled_from(["all", *sorted(VIEWS)]))
+            key = draw(st.sampled_from(sorted(MAPS)))
             self.lend(lender, used, when, view, key)
 
     def lend(self, lender: Used, consumer: Used, when: str, view: str, key: str) -> None:

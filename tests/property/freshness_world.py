@@ -22,7 +22,8 @@ KEYS = [
     for loras in (0, 1)
 ]
 ARENA_CELLS = 64
-RESERVE = 40  # where a state goes whose buffers have moved
+SLOTS = 22  # rows lie before, slots from here on
+RESERVE = 46  # where a state goes whose buffers have moved
 
 
 class BuildError(Exception):
@@ -87,11 +88,9 @@ class Plan:
         rows = self._slice(self.arenas[0], one, index, tokens)
         slots = None
         if self.slots != "none":
-            # Never within the rows of the same state.
-            two += 24 if self.arenas[0] == self.arenas[1] else 0
-            slots = self._slice(self.arenas[1], two, index, tokens)
-            if self.slots == "read":  # one for all keys, as a table that another owner fills
-                slots = Slice(self.arenas[1], two | 2, 1, 1)
+            slots = self._slice(self.arenas[1], SLOTS + two, index, tokens)
+            if self.slots == "read":  # one for all keys, among the rows that another owner fills
+                slots = Slice(1 - rows.arena, two | 2, 1, 1)
         tail = None
         if self.tail and self.declares:
             tail = Slice(rows.arena, rows.start + rows.step * rows.length, 1, 2)

@@ -26,8 +26,6 @@ __all__ = ["Estimate", "estimate"]
 
 K = TypeVar("K", bound=Hashable)
 
-_MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -37,8 +35,9 @@ class Estimate:
         keys: Number of keys.
         first_bytes: What the memory pool held after the capture of the largest key.
         second_bytes: What the second largest one added, as memory that it keeps.
-        pool_bytes: What the memory pool will hold after all captures: an extrapolation, exact for
-            one key or two.
+        low_bytes: What the memory pool will hold after all captures if outputs find room in the
+            working memory of larger graphs.
+        high_bytes: The same if none do.
         driver_bytes: What the driver will take for the graphs themselves, outside of the pool, by
             the free memory of the device: rough, since the driver takes memory in large pieces.
             0 on the CPU.
@@ -47,8 +46,14 @@ class Estimate:
     keys: int
     first_bytes: int
     second_bytes: int
-    pool_bytes: int
+    low_bytes: int
+    high_bytes: int
     driver_bytes: int
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the memory pool will hold: half-way between; exact for one key or two."""
+        return (self.low_bytes + self.high_bytes) // 2
 
     @property
     def total_bytes(self) -> int:
@@ -97,17 +102,15 @@ def estimate(
             graph.release()
         pool.invalidate()
     sizes = [_tokens(key) for key in ordered]
-    needs = [
-        _extrapolated([reading.kinds[kind] for reading in meter.readings], sizes)
-        for kind in meter.readings[0].kinds
-    ]
+    low, high = _extrapolated(meter.readings, sizes)
     driver = [reading.driver_bytes for reading in meter.readings]
-    held = [sum(kind.held_bytes for kind in reading.kinds.values()) for reading in meter.readings]
+    first, last = meter.readings[0], meter.readings[-1]
     return Estimate(
         keys=len(ordered),
-        first_bytes=sum(k.reserved_bytes for k in meter.readings[0].kinds.values()),
-        second_bytes=held[1] - held[0] if len(held) > 1 else 0,
-        pool_bytes=sum(needs),
+        first_bytes=first.reserved_bytes,
+        second_bytes=last.held_bytes - first.held_bytes,
+        low_bytes=low,
+        high_bytes=high,
         driver_bytes=max(0, driver[0]) + max(0, driver[-1]) * (len(ordered) - 1),
     )
 
@@ -162,22 +165,17 @@ def _tokens(key: Any) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
-class _Kind(NamedTuple):
-    """One kind of memory after a capture.
+class _Reading(NamedTuple):
+    """Memory after a capture.
 
     Attributes:
         reserved_bytes: What the pool holds of the device's memory.
-        held_bytes: The part of it that is in use for good.
-        piece_bytes: By how much the pool grows at least.
+        held_bytes: The part of it that tensors asked for and keep.
+        driver_bytes: What the capture took outside of PyTorch's allocator.
     """
 
     reserved_bytes: int
     held_bytes: int
-    piece_bytes: int
-
-
-class _Reading(NamedTuple):
-    kinds: dict[str, _Kind]
     driver_bytes: int
 
 
@@ -197,19 +195,19 @@ class _Meter:
         backend = self._backend
         if not isinstance(backend, CudaBackend):
             self._taped += graph.nbytes
-            self.readings.append(_Reading({"tape": _Kind(self._taped, self._taped, 1)}, 0))
+            self.readings.append(_Reading(self._taped, self._taped, 0))
             return
-        kinds: dict[str, _Kind] = {}
         segments = backend.segments()
-        for kind in ("small", "large"):
-            own = [segment for segment in segments if segment["segment_type"] == kind]
-            kinds[kind] = _Kind(
-                sum(segment["total_size"] for segment in own),
-                sum(segment["allocated_size"] for segment in own),
-                min((segment["total_size"] for segment in own), default=2 * _MIB),
-            )
+        # As it was asked for: a block that was not worth splitting hides how keys differ.
+        held = sum(
+            block["requested_size"]
+            for segment in segments
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        )
+        reserved = sum(segment["total_size"] for segment in segments)
         outside = self._outside_of_torch()
-        self.readings.append(_Reading(kinds, outside - self._outside))
+        self.readings.append(_Reading(reserved, held, outside - self._outside))
         self._outside = outside
 
     def _outside_of_torch(self) -> int:
@@ -222,8 +220,12 @@ class _Meter:
         return total - free - torch.cuda.memory_reserved(backend.device)
 
 
-def _extrapolated(readings: Sequence[_Kind], sizes: Sequence[int | None]) -> int:
-    """What one kind of memory will come to after all keys.
+def _extrapolated(readings: Sequence[_Reading], sizes: Sequence[int | None]) -> tuple[int, int]:
+    """What the pool will come to after all keys, at least and at most.
+
+    At least: every later graph's outputs find room in memory that earlier graphs worked in and
+    no longer need. At most: none do. Which of it is true the allocator decides, by the sizes of
+    its free blocks.
 
     Args:
         readings: After the first capture and, where there is a second key, after the second.
@@ -231,7 +233,7 @@ def _extrapolated(readings: Sequence[_Kind], sizes: Sequence[int | None]) -> int
     """
     first, last = readings[0], readings[-1]
     if len(sizes) <= len(readings):
-        return last.reserved_bytes
+        return last.reserved_bytes, last.reserved_bytes
     held = [first.held_bytes, last.held_bytes - first.held_bytes]
     working = first.reserved_bytes - first.held_bytes
     largest, second = sizes[0] or 1, sizes[1] or 1
@@ -240,13 +242,12 @@ def _extrapolated(readings: Sequence[_Kind], sizes: Sequence[int | None]) -> int
     else:
         each_token = held[1] / second
     kept = float(sum(held))
-    most = kept + working * second / largest
+    least = kept + working * second / largest
     for size in sizes[2:]:
         tokens = second if size is None else size
         kept += max(0.0, held[1] - each_token * (second - tokens))
-        most = max(most, kept + working * tokens / largest)
-    missing = most - last.reserved_bytes
-    if missing <= 0:
-        return last.reserved_bytes
-    pieces = -(-missing // last.piece_bytes)
-    return last.reserved_bytes + int(pieces) * last.piece_bytes
+        least = max(least, kept + working * tokens / largest)
+    return (
+        max(last.reserved_bytes, round(least)),
+        max(last.reserved_bytes, round(kept + working)),
+    )

@@ -294,7 +294,9 @@ class Capturing(Generic[_K]):
             return
         differences = checker.differences(state)
         if differences:
-            record.spoil(Why(Staleness.BUILD_FAILED, (record.pool_name, key)))
+            by = (record.pool_name, key)
+            record.strayed(state, by, self._pool.device)
+            record.spoil(Why(Staleness.BUILD_FAILED, by))
             raise self._pool.refuse.layout(key, differences, keys=record.keys, doing="capture")
 
     def _check_view(self, draft: _Draft[_K], state: Any, seen: Any) -> None:
@@ -334,6 +336,7 @@ class Capturing(Generic[_K]):
                 if checker is not None and not checker.matches(state):
                     differences = checker.differences(state)
                     if differences:
+                        record.strayed(state, (record.pool_name, key), self._pool.device)
                         moved.append((record, key, differences))
             self._check_views_of(record)
         if moved:

@@ -274,6 +274,22 @@ class StateRecord:
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
         self.spoil(Why(Staleness.BUILD_FAILED, by))
 
+    def strayed(self, state: Any, by: Writer, device: torch.device) -> None:
+        """A build returned memory that its graphs do not read, and wrote there as well (rule 2).
+
+        Args:
+            state: What it returned.
+            by: Who wrote, for messages.
+            device: Of the pool.
+        """
+        _, leaves = tensors_by_use(state, device)
+        elsewhere = MemoryRanges.of(
+            leaf for leaf in leaves if not self.leaves.contains(MemoryRanges.of((leaf,)))
+        )
+        for record in self.ledger.others(self):
+            if elsewhere.overlaps(record.reads):
+                record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
+
     def freshen(self) -> None:
         """The build for a batch returned what the graphs can read (rule 1)."""
         self.intact = True

@@ -162,6 +162,7 @@ class GraphPool(PoolCore[K]):
         if record.wants_check and checker is not None and not checker.matches(state):
             differences = checker.differences(state)
             if differences:
+                record.strayed(state, (self.name, key), self.device)
                 raise self.refuse.layout(key, differences, keys=record.keys)
         record.state = state
         if record.order is not None:

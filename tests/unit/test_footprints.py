@@ -178,3 +178,37 @@ def test_a_recapture_that_fails_replaces_nothing():
     pool.recapture()
     pool.refresh(SMALL, 2)
     assert pool.replay(SMALL)[0] == 6.0
+
+
+@pytest.mark.parametrize("declares", [True, False])
+@pytest.mark.parametrize("again", ["refresh", "capture"])
+def test_a_build_that_came_out_elsewhere_has_written_there(declares, again):
+    """A refused build wrote where it returned its state, whoever reads that memory."""
+
+    class Moving:
+        def __init__(self):
+            self.buffers = [torch.zeros(4), torch.zeros(4)]
+
+        def build(self, key, batch, phase):
+            return {"rows": self.buffers[0].fill_(7)}
+
+    class Declaring(Moving):
+        def writes(self, key):
+            return [self.buffers[0]]
+
+    owner, neighbour = (Declaring if declares else Moving)(), Owner()
+    pool = GraphPool("pool", owner=owner, device="cpu")
+    other = GraphPool("other", owner=neighbour, device="cpu")
+    neighbour.buffer = owner.buffers[1]
+    pool.capture([SMALL], lambda key, state: state["rows"] * 2)
+    other.capture([SMALL], double)
+    other.refresh(SMALL, 1)
+    owner.buffers.reverse()
+    if again == "refresh":
+        with pytest.raises(AddressChangedError):
+            pool.refresh(SMALL, 1)
+    else:
+        with pytest.raises(AddressChangedError):
+            pool.capture([BIG], lambda key, state: state["rows"] * 2)
+    with pytest.raises(StaleStateError):
+        other.replay(SMALL)

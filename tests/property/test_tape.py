@@ -56,7 +56,7 @@ OPERATORS: dict[str, Callable] = {
     "clamp_": lambda a, b, i: a.clamp_(-3, 3),
     "copy_": lambda a, b, i: a.copy_(b.t()),
     "fill row": lambda a, b, i: a[2].fill_(0.25),
-    "set item": lambda a, b, i: a.__setitem__((0, 1), 2.0),
+    "set row": lambda a, b, i: a.__setitem__(1, 2.0),
     "set slice": lambda a, b, i: a.__setitem__(slice(1, 3), b[0:2]),
     "set rows": lambda a, b, i: a.__setitem__(i.argsort(stable=True), b),
     "set masked": lambda a, b, i: a.__setitem__(b > 1, -1.0),

@@ -17,16 +17,8 @@ from graphshare.adapters.toy.rows import ROW_BLOCK, join_blocks, split_blocks
 from graphshare.descriptor import BatchDescriptor
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
+from tests.toy import CONFIG
 
-CONFIG = ToyConfig(
-    hidden_size=32,
-    num_layers=2,
-    num_q_heads=4,
-    num_kv_heads=2,
-    head_size=8,
-    intermediate_size=32,
-    max_model_len=64,
-)
 ENGINE = EngineConfig(
     max_num_reqs=4, max_num_tokens=40, page_size=4, num_pages=80, max_model_len=64
 )

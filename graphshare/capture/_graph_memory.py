@@ -171,8 +171,10 @@ def _touch_workspaces(
 def segments_of(pool_id: Any, device: torch.device) -> list[dict[str, Any]]:
     """Return what the allocator holds for one memory pool, as ``torch.cuda.memory_snapshot`` does.
 
-    Not ``memory_snapshot(pool_id)``: PyTorch 2.11 gives up references to that id which it never
-    took, and Python's heap is corrupt from the 257th pool on (smaller integers are immortal).
+    Not ``memory_snapshot(pool_id)``: with PyTorch 2.11 processes that had called it for some
+    hundreds of pools crashed in Python's own allocation of integers, and no longer without it. It
+    looks as if references to the id were given up that were never taken, which integers up to 256
+    survive.
     """
     return [
         segment

@@ -132,15 +132,8 @@ class PoolCore(Generic[K]):
                     missing.append(key)
                 else:
                     found.append(source)
-            elif self._book is None:
-                raise self.refuse.ownership(
-                    "capture without an owner",
-                    expected="an owner, or a lender for this key",
-                    got="neither",
-                    key=key,
-                    remedy="Give the pool an owner, or declare share_states before the capture",
-                )
             else:
+                self._owned_book(key)
                 record = None if replace else self.holdings.own_record(key)
                 found.append(Source(key, key, record, (), borrowed=False))
         if missing and self.loan is not None:
@@ -149,23 +142,25 @@ class PoolCore(Generic[K]):
 
     def new_record(self, key: K) -> StateRecord:
         """Begin a state of this pool's owner."""
+        return StateRecord(self.ledger, self._owned_book(key), self.name, key, self.tally)
+
+    def _owned_book(self, key: K) -> OwnerBook:
         if self._book is None:
             raise self.refuse.ownership(
-                "a state without an owner",
-                expected="an owner",
-                got="none",
+                "capture without an owner",
+                expected="an owner, or a lender for this key",
+                got="neither",
                 key=key,
-                remedy="Give the pool an owner",
+                remedy="Give the pool an owner, or declare share_states before the capture",
             )
-        return StateRecord(self.ledger, self._book, self.name, key, self.tally)
+        return self._book
 
     def register(self, entries: Sequence[Entry[K]]) -> None:
         """Take over what a capture made; the last step, which cannot fail."""
         self.holdings.register(entries)
         for entry in entries:
             self._compose(entry)
-        self._fresh = [record for record in self._fresh if not record.released]
-        self.use_dispatcher()
+        self.keys_changed()
 
     def lookup(self, key: K, doing: str) -> Entry[K]:
         """Return the entry of a captured key, or raise ``KeyMismatchError``."""
@@ -204,14 +199,15 @@ class PoolCore(Generic[K]):
 
     def supersede(self, record: StateRecord, key: K) -> None:
         """Keep at most ``live_keys`` states fresh (rule 3)."""
-        fresh = [each for each in self._fresh if each is not record and each.why is None]
+        fresh = [each for each in self._fresh if each is not record and each.fresh]
         while len(fresh) >= self.live_keys:
             fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, (self.name, key)), first=True)
         fresh.append(record)
         self._fresh = fresh
 
-    def use_dispatcher(self) -> None:
-        """Make the pool's ``dispatch`` the one for the keys it holds now."""
+    def keys_changed(self) -> None:
+        """Forget what was released, and dispatch over the keys that are held now."""
+        self._fresh = [record for record in self._fresh if not record.released]
         # An attribute of the instance, in front of the method: no layer between on the hot path.
         self.dispatch = self.holdings.dispatcher.dispatch
 

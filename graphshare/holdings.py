@@ -98,17 +98,6 @@ class Holdings(Generic[K]):
         entry = self.entries.get(key)
         return entry is not None and not entry.lease.ended
 
-    def lookup(self, key: K, doing: str) -> Entry[K]:
-        """Return the entry of a key.
-
-        Raises:
-            KeyMismatchError: The key is not captured.
-        """
-        try:
-            return self.entries[key]
-        except (KeyError, TypeError):
-            raise self.unknown(doing, [key]) from None
-
     def unknown(self, doing: str, missing: Sequence[Any]) -> Exception:
         """Return the error for keys that are not captured here."""
         return self.refuse.unknown_key(doing, missing, self.dispatcher.nearest(missing[0]))

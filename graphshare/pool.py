@@ -340,8 +340,7 @@ class GraphPool(PoolCore[K]):
         """
         keys = tuple(self._entries) if key is None else (self.lookup(key, "release").key,)
         self.holdings.release(keys)
-        self._fresh = [record for record in self._fresh if not record.released]
-        self.use_dispatcher()
+        self.keys_changed()
 
     def close(self) -> None:
         """Release everything and end the pool's own loan; may be called again."""

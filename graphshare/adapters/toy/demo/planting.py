@@ -122,14 +122,15 @@ class _Growing(PagedOwner):
         return super().build(key, batch, phase)
 
 
-def _moved(site: Site) -> Planted:
+def _with_target_owner(site: Site, owner: PagedOwner) -> Planted:
     runner = GraphRunner(
-        site.bench.forwards,
-        device=site.bench.device,
-        checks=site.checks,
-        target_owner=_Growing(site),
+        site.bench.forwards, device=site.bench.device, checks=site.checks, target_owner=owner
     )
     return Planted(site.bench.forwards, runner)
+
+
+def _moved(site: Site) -> Planted:
+    return _with_target_owner(site, _Growing(site))
 
 
 # lazy: a plan that the first forward on a state makes, and marks as made.
@@ -234,13 +235,7 @@ class _ShortCapture(PagedOwner):
 
 
 def _baked(site: Site) -> Planted:
-    runner = GraphRunner(
-        site.bench.forwards,
-        device=site.bench.device,
-        checks=site.checks,
-        target_owner=_ShortCapture(site),
-    )
-    return Planted(site.bench.forwards, runner)
+    return _with_target_owner(site, _ShortCapture(site))
 
 
 # key: the draft's own list of shapes, and its own choice among them.

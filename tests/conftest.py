@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # A property that deserves more examples than the rest multiplies what its profile says, so that
 # `deep` deepens it too: @settings(max_examples=10 * settings.default.max_examples).
@@ -16,6 +16,14 @@ settings.register_profile(
     "ci", max_examples=200, derandomize=True, database=None, print_blob=True, **_COMMON
 )
 settings.register_profile("deep", max_examples=5_000, print_blob=True, **_COMMON)
+# A failure as it was found, where the minutes that shrinking takes are not to be had.
+settings.register_profile(
+    "unshrunk",
+    max_examples=50,
+    print_blob=True,
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+    **_COMMON,
+)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
 )

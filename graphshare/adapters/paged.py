@@ -1,0 +1,312 @@
+"""What the attention kernels of the adapters have in common: a step over a paged KV cache.
+
+An engine describes a step by a :class:`PagedBatch`; an owner of one kernel library writes it into
+the buffers that its kernels read. Nothing here knows a kernel library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from typing_extensions import Self
+
+from graphshare.buffers import PersistentBuffer
+
+if TYPE_CHECKING:
+    from graphshare.descriptor import BatchDescriptor
+
+__all__ = ["PagedBatch", "PagedBuffers", "PagedCapacity", "PagedViews", "dummy_batch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedCapacity:
+    """The most that a step may hold: what buffers are sized for and graphs are captured at.
+
+    Args:
+        max_num_tokens: Rows of a step.
+        max_num_reqs: Requests of a step.
+        max_seq_len: Tokens of one request in the cache.
+        page_size: Tokens of one page.
+        scratch_page: A page that belongs to no request: dummies of warmups and captures live in
+            it, and padding rows write there.
+
+    Raises:
+        ValueError: For a size below 1, or a scratch page below 0.
+    """
+
+    max_num_tokens: int
+    max_num_reqs: int
+    max_seq_len: int
+    page_size: int
+    scratch_page: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_tokens", "max_num_reqs", "max_seq_len", "page_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.scratch_page < 0:
+            raise ValueError(f"scratch_page: expected at least 0, got {self.scratch_page}")
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of one request: the width of a block table."""
+        return -(-self.max_seq_len // self.page_size)
+
+    def num_reqs(self, key: BatchDescriptor) -> int:
+        """Requests that a graph captured for ``key`` reads, padding included.
+
+        A key that does not bound them is bounded by its rows and by the capacity.
+        """
+        if key.num_reqs is not None:
+            return key.num_reqs
+        return min(key.num_tokens // (key.uniform_query_len or 1), self.max_num_reqs)
+
+    def max_query_len(self, key: BatchDescriptor) -> int:
+        """Rows that one request may have in a graph captured for ``key``."""
+        return key.uniform_query_len or key.max_query_len or key.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedBatch:
+    """One step over a paged KV cache, without padding.
+
+    Lengths are on the host, where plans are made; page tables may be on either side.
+
+    Args:
+        query_start_loc: ``[num_reqs + 1]`` int32, CPU: first row of each request, and the rows.
+        seq_lens: ``[num_reqs]`` int32, CPU: tokens in the cache for each request, this step's
+            included.
+        block_table: ``[num_reqs, pages]`` int32, CPU or the pool's device: the pages of each
+            request in order; entries past a request's last page are never read.
+        slot_mapping: ``[num_tokens]`` int64, CPU or the pool's device: the slot of each row,
+            ``page * page_size + offset``. ``None`` where the engine writes the cache by itself.
+
+    Raises:
+        ValueError: For tensors of other shapes or dtypes, lengths on a device, rows that are not
+            in order, a request with fewer tokens than rows.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        num_reqs = self.seq_lens.shape[0] if self.seq_lens.ndim == 1 else -1
+        _expect("seq_lens", self.seq_lens, torch.int32, "[num_reqs] with at least 1", num_reqs > 0)
+        starts = self.query_start_loc
+        fits = starts.ndim == 1 and starts.shape[0] == num_reqs + 1
+        _expect("query_start_loc", starts, torch.int32, f"[{num_reqs + 1}]", fits)
+        table = self.block_table
+        fits = table.ndim == 2 and table.shape[0] == num_reqs and table.shape[1] > 0
+        _expect("block_table", table, torch.int32, f"[{num_reqs}, pages]", fits)
+        for name in ("query_start_loc", "seq_lens"):
+            if getattr(self, name).device.type != "cpu":
+                raise ValueError(
+                    f"{name}: expected a tensor on the CPU, got {getattr(self, name).device}. "
+                    "Plans are made from lengths on the host"
+                )
+        firsts = starts.tolist()
+        lens = self.seq_lens.tolist()
+        rows = [after - first for first, after in pairwise(firsts)]
+        if firsts[0] != 0 or min(rows) < 0:
+            raise ValueError(
+                f"query_start_loc: expected to rise from 0, got {firsts[:8]}"
+                f"{'...' if len(firsts) > 8 else ''}"
+            )
+        for index, (num_rows, seq_len) in enumerate(zip(rows, lens, strict=True)):
+            if seq_len < max(num_rows, 1):
+                raise ValueError(
+                    f"seq_lens[{index}]: expected at least {max(num_rows, 1)}, the request's rows "
+                    f"in this step, got {seq_len}"
+                )
+        if self.slot_mapping is not None:
+            fits = self.slot_mapping.shape == (firsts[-1],)
+            _expect("slot_mapping", self.slot_mapping, torch.int64, f"[{firsts[-1]}]", fits)
+
+    @classmethod
+    def of(
+        cls,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: Sequence[Sequence[int]],
+        page_size: int,
+    ) -> Self:
+        """Lay out a step from plain integers; the slots follow from the pages.
+
+        Args:
+            query_lens: Rows of each request in this step.
+            seq_lens: Tokens in the cache for each request, these rows included.
+            block_table: Pages of each request; rows may differ in length.
+            page_size: Tokens of one page.
+
+        Raises:
+            ValueError: For a request whose pages do not hold its tokens, and as the class does.
+        """
+        if not len(query_lens) == len(seq_lens) == len(block_table):
+            raise ValueError(
+                f"expected as many query_lens, seq_lens and rows of block_table, "
+                f"got {len(query_lens)}, {len(seq_lens)}, {len(block_table)}"
+            )
+        starts, slots = [0], list[int]()
+        for index, (rows, seq_len, pages) in enumerate(
+            zip(query_lens, seq_lens, block_table, strict=True)
+        ):
+            if len(pages) * page_size < seq_len:
+                raise ValueError(
+                    f"block_table[{index}]: expected pages for {seq_len} tokens, "
+                    f"got {len(pages)} of {page_size}"
+                )
+            starts.append(starts[-1] + rows)
+            slots.extend(
+                pages[position // page_size] * page_size + position % page_size
+                for position in range(max(seq_len - rows, 0), seq_len)
+            )
+        width = max((len(pages) for pages in block_table), default=0)
+        table = [(*pages, *[0] * (width - len(pages))) for pages in block_table]
+        return cls(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor(seq_lens, dtype=torch.int32),
+            torch.tensor(table, dtype=torch.int32).reshape(len(table), width),
+            torch.tensor(slots, dtype=torch.int64),
+        )
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests."""
+        return self.seq_lens.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows."""
+        return int(self.query_start_loc[-1])
+
+    @property
+    def max_query_len(self) -> int:
+        """Rows of the request that has most."""
+        return int(self.query_start_loc.diff().max())
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of the longest request."""
+        return int(self.seq_lens.max())
+
+
+def _expect(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: str, fits: bool) -> None:
+    if not fits or tensor.dtype != dtype:
+        raise ValueError(
+            f"{name}: expected {shape} {dtype}, got {list(tensor.shape)} {tensor.dtype}"
+        )
+
+
+def dummy_batch(key: BatchDescriptor, capacity: PagedCapacity) -> PagedBatch:
+    """Lay out a step for a warmup or a capture: ``key`` full, its requests in the scratch page.
+
+    The rows are shared out so that the longest request that the key allows comes first.
+    """
+    longest = capacity.max_query_len(key)
+    num_reqs = capacity.num_reqs(key)
+    if key.uniform_query_len is not None:
+        lens = [longest] * num_reqs
+    else:
+        lens = [1] * min(num_reqs, key.num_tokens)
+        spare = min(key.num_tokens, len(lens) * longest) - len(lens)
+        for index in range(len(lens)):
+            more = min(spare, longest - 1)
+            lens[index] += more
+            spare -= more
+    lens = [min(n, capacity.max_seq_len) for n in lens]
+    pages = [[capacity.scratch_page] * -(-n // capacity.page_size) for n in lens]
+    return PagedBatch.of(lens, lens, pages, capacity.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedViews:
+    """What the kernels of one key read: views of persistent buffers.
+
+    Args:
+        query_start_loc: ``[num_reqs + 1]`` int32; requests past the batch have no rows.
+        seq_lens: ``[num_reqs]`` int32; 0 past the batch.
+        block_table: ``[num_reqs, max_pages]`` int32; the scratch page past what the batch uses.
+        slot_mapping: ``[key.num_tokens]`` int64; past the batch, slots of the scratch page.
+    """
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class PagedBuffers:
+    """Persistent buffers for page tables and lengths, with a padding that touches no live page.
+
+    Args:
+        capacity: What they are sized for.
+        device: Where they lie.
+    """
+
+    def __init__(self, capacity: PagedCapacity, device: torch.device | str) -> None:
+        self.capacity = capacity
+
+        def buffer(
+            name: str, shape: int | tuple[int, int], dtype: torch.dtype, padding: int | str
+        ) -> PersistentBuffer:
+            return PersistentBuffer(shape, dtype, device, padding=padding, name=name)  # pyright: ignore[reportArgumentType]
+
+        requests = capacity.max_num_reqs
+        scratch = capacity.scratch_page
+        self._starts = buffer("query_start_loc", requests + 1, torch.int32, "last")
+        self._lens = buffer("seq_lens", requests, torch.int32, 0)
+        self._table = buffer("block_table", (requests, capacity.max_pages), torch.int32, scratch)
+        self._slots = buffer(
+            "slot_mapping", capacity.max_num_tokens, torch.int64, scratch * capacity.page_size
+        )
+
+    def check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
+        """Refuse a batch that ``key`` or the capacity does not hold, before anything is written.
+
+        Raises:
+            ValueError: For too many rows, requests, rows of one request, tokens of one request, or
+                a block table too narrow for its tokens.
+        """
+        capacity = self.capacity
+        limits = (
+            ("rows", batch.num_tokens, key.num_tokens),
+            ("requests", batch.num_reqs, capacity.num_reqs(key)),
+            ("rows of one request", batch.max_query_len, capacity.max_query_len(key)),
+            ("tokens of one request", batch.max_seq_len, capacity.max_seq_len),
+            (
+                "tokens of one request in the pages of block_table",
+                batch.max_seq_len,
+                batch.block_table.shape[1] * capacity.page_size,
+            ),
+        )
+        for what, got, limit in limits:
+            if got > limit:
+                raise ValueError(
+                    f"batch: expected at most {limit} {what}, got {got} (key {key}). Rows past "
+                    "the key would be dropped. Dispatch the batch, or run it eagerly"
+                )
+
+    def write(self, key: BatchDescriptor, batch: PagedBatch) -> PagedViews:
+        """Write a batch, padded to ``key``.
+
+        Raises:
+            ValueError: As :meth:`check`; nothing is written then.
+        """
+        self.check(key, batch)
+        num_reqs = self.capacity.num_reqs(key)
+        width = min(batch.block_table.shape[1], self.capacity.max_pages)
+        slots = batch.slot_mapping
+        return PagedViews(
+            query_start_loc=self._starts.write(batch.query_start_loc, num_reqs + 1),
+            seq_lens=self._lens.write(batch.seq_lens, num_reqs),
+            block_table=self._table.write(batch.block_table[:, :width], num_reqs),
+            slot_mapping=self._slots.write(
+                torch.empty(0, dtype=torch.int64) if slots is None else slots, key.num_tokens
+            ),
+        )

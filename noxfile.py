@@ -20,7 +20,7 @@ SCRIPTS = Path(sys.executable).parent  # not resolved: .venv/bin, whatever pytho
 nox.needs_version = ">=2025.5.1"
 nox.options.error_on_missing_interpreters = True
 # The tests are last, so that their summary is what a reader sees.
-nox.options.sessions = ["lint", "types", "contracts", "wheel", "tests"]
+nox.options.sessions = ["lint", "types", "contracts", "wheel", "docs", "tests"]
 
 
 def _tool(session: nox.Session, name: str, *args: str, env: dict[str, str] | None = None) -> None:
@@ -65,6 +65,14 @@ def wheel(session: nox.Session) -> None:
         session.chdir(dist)
         session.run("graphshare", "--help", silent=True)
         session.run("python", "-I", "-m", "graphshare", "--help", silent=True)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """The documentation site, into docs/_build: every link and every name must resolve."""
+    # -E: what an earlier build left behind must not hide a warning.
+    options = ("-n", "-W", "--keep-going", "-E", "-q", "-j", "auto", "-b", "html")
+    _tool(session, "sphinx-build", *options, "docs", "docs/_build/html")
 
 
 @nox.session(venv_backend="none")

@@ -50,7 +50,8 @@ class Capturing(Generic[_K]):
     """An engine's own capture loop; made by :meth:`graphshare.GraphPool.capturing`.
 
     For each key the engine calls ``state(key, Phase.WARMUP)`` and runs its forward eagerly as
-    often as it likes, then ``state(key, Phase.CAPTURE)``, captures, and ``commit``s what it got.
+    often as it likes, then ``state(key, Phase.CAPTURE)``, captures, and hands over what it got with
+    ``commit``.
     """
 
     def __init__(

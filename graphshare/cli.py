@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: By default those of the process.
 
     Returns:
-        The exit code: 0; 1 when what was checked does not hold, or cannot be written; 2 for what
+        The exit code, 0; 1 when what was checked does not hold, or cannot be written; 2 for what
         the user got wrong; 130 after an interrupt; 141 when nobody reads the output any more.
     """
     try:

@@ -36,7 +36,7 @@ class Match(enum.Enum):
     BOUND = "bound"
     """The key's value is at least the shape's."""
     ANY = "any"
-    """Never compared: part of the key's identity only."""
+    """Never compared, part of the key's identity only."""
 
 
 def exact(default: _T) -> _T:

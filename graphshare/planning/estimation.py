@@ -52,7 +52,7 @@ class Estimate:
 
     @property
     def pool_bytes(self) -> int:
-        """What the memory pool will hold: half-way between; exact for one key or two."""
+        """What the memory pool will hold, half-way between the two; exact for one key or two."""
         return (self.low_bytes + self.high_bytes) // 2
 
     @property

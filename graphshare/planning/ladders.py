@@ -88,8 +88,7 @@ def ladders(
 
     ``"powers of two"`` and ``"vLLM"``: :func:`graphshare.capture_descriptors` of the sizes.
     ``"SGLang"`` captures decoding by requests, so its uniform keys are those of
-    :func:`sglang_decode` for each length (1 where none is given), beside the mixed keys of
-    :func:`sglang`.
+    ``sglang_decode`` for each length (1 where none is given), beside the mixed keys of ``sglang``.
 
     Args:
         max_tokens: The most tokens of a key.

@@ -82,7 +82,9 @@ class GraphRunner:
         prefill_keys: Keys of draft prefills; by default the target's, whose states they borrow.
 
     Attributes:
-        target, prefill, decode: The pools.
+        target: The pool of the target; its owner builds the states that are lent.
+        prefill: The pool of draft prefills, which borrows.
+        decode: The pool of draft decodes, on states of its own.
         shared: The loan, ``None`` without sharing.
     """
 

@@ -1,0 +1,83 @@
+"""The documentation site: `nox -s docs`, or `sphinx-build -n -W docs docs/_build/html`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
+
+import graphshare
+
+project = "graphshare"
+author = "graphshare developers"
+project_copyright = author
+version = release = graphshare.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+
+# The pages are read on GitHub too: they link to each other as files, and to headings by the
+# anchors that GitHub gives them.
+myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+# A class documents its attributes itself; without this each would be declared a second time.
+napoleon_use_ivar = True
+
+# Nothing is fetched while building, so names of other projects are text, not links. Every name of
+# graphshare's own must resolve: put what is missing on a page of the reference, and nothing here.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"torch(\..*)?"),
+    (r"py:.*", r"(collections\.abc|contextlib|dataclasses|enum|os|pathlib)\..*"),
+    (r"py:.*", r"(pytest|hypothesis|st)\..*"),
+    # Type variables, and aliases that are private to their module.
+    (r"py:class", r"(graphshare\.[\w.]+\.)?(_?[CDKPT]|_Extra)"),
+]
+
+html_theme = "furo"
+html_title = f"graphshare {release}"
+html_show_copyright = False
+
+# Nobody calls these classes: a pool, a loan or a strategy makes the objects.
+_MADE_FOR_THE_USER = {
+    "graphshare.BoundReplay",
+    "graphshare.Capturing",
+    "graphshare.SharedStates",
+    "graphshare.testing.strategies.Branch",
+}
+
+
+def _signature(
+    app: Sphinx, kind: str, name: str, value: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    return ("", "") if name in _MADE_FOR_THE_USER else None
+
+
+def _by_last_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement
+) -> nodes.Node | None:
+    """A docstring may call what is imported where it stands by its bare name."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.domains["py"]
+    found = domain.find_obj(env, None, None, node["reftarget"], None, 1)
+    where = {(entry.docname, entry.node_id) for _, entry in found}
+    if len(where) != 1:
+        return None
+    ((docname, node_id),) = where
+    return make_refnode(app.builder, node["refdoc"], docname, node_id, text)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-signature", _signature)
+    app.connect("missing-reference", _by_last_name)

@@ -82,6 +82,11 @@ def attention(
     table = batch.block_table[:, :num_pages].cpu().long()
     table = torch.where(torch.arange(num_pages)[None] < held[:, None], table, 0).to(device)
     keys, values = (part[table].flatten(1, 2)[:, :longest].float() for part in cache)
+    # Nor what lies past a request's tokens: a weight of 0 does not make a NaN there vanish.
+    past = torch.arange(longest)[None] >= batch.seq_lens[:, None]
+    keys, values = (
+        part.masked_fill(past[..., None, None].to(device), 0) for part in (keys, values)
+    )
     query_lens = batch.query_start_loc.diff()
     owner = torch.repeat_interleave(torch.arange(batch.num_reqs), query_lens)
     row = torch.arange(num_tokens) - batch.query_start_loc[:-1][owner]

@@ -292,6 +292,16 @@ class PagedBuffers:
                     "the key would be dropped. Dispatch the batch, or run it eagerly"
                 )
 
+    def views(self, key: BatchDescriptor) -> PagedViews:
+        """Return what :meth:`write` writes and returns for ``key``, without writing."""
+        num_reqs = self.capacity.num_reqs(key)
+        return PagedViews(
+            query_start_loc=self._starts.tensor[: num_reqs + 1],
+            seq_lens=self._lens.tensor[:num_reqs],
+            block_table=self._table.tensor[:num_reqs],
+            slot_mapping=self._slots.tensor[: key.num_tokens],
+        )
+
     def write(self, key: BatchDescriptor, batch: PagedBatch) -> PagedViews:
         """Write a batch, padded to ``key``.
 

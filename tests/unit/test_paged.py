@@ -132,3 +132,10 @@ def test_an_impossible_batch_is_refused_by_name(
 def test_pages_that_do_not_hold_the_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block_table\[0\]"):
         PagedBatch.of([1], [9], [[1]], 8)
+
+
+def test_the_views_of_a_key_are_what_a_write_returns() -> None:
+    buffers = PagedBuffers(CAPACITY, "cpu")
+    written = buffers.write(KEY, dummy_batch(KEY, CAPACITY))
+    for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
+        assert getattr(buffers.views(KEY), name).is_set_to(getattr(written, name))

@@ -67,7 +67,37 @@ class PagedCapacity:
 
     def max_query_len(self, key: BatchDescriptor) -> int:
         """Rows that one request may have in a graph captured for ``key``."""
-        return key.uniform_query_len or key.max_query_len or key.num_tokens
+        longest = key.uniform_query_len or key.max_query_len or key.num_tokens
+        return min(longest, self.max_seq_len)
+
+    def max_num_rows(self, key: BatchDescriptor) -> int:
+        """Rows that a batch may have in a graph captured for ``key``."""
+        return min(key.num_tokens, self.num_reqs(key) * self.max_query_len(key))
+
+    def check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
+        """Refuse a batch that ``key`` or this capacity does not hold.
+
+        Raises:
+            ValueError: For too many rows, requests, rows of one request, tokens of one request, or
+                a block table too narrow for its tokens.
+        """
+        limits = (
+            ("rows", batch.num_tokens, key.num_tokens),
+            ("requests", batch.num_reqs, self.num_reqs(key)),
+            ("rows of one request", batch.max_query_len, self.max_query_len(key)),
+            ("tokens of one request", batch.max_seq_len, self.max_seq_len),
+            (
+                "tokens of one request in the pages of block_table",
+                batch.max_seq_len,
+                batch.block_table.shape[1] * self.page_size,
+            ),
+        )
+        for what, got, limit in limits:
+            if got > limit:
+                raise ValueError(
+                    f"batch: expected at most {limit} {what}, got {got} (key {key}). Rows past "
+                    "the key would be dropped. Dispatch the batch, or run it eagerly"
+                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,30 +297,8 @@ class PagedBuffers:
         )
 
     def check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
-        """Refuse a batch that ``key`` or the capacity does not hold, before anything is written.
-
-        Raises:
-            ValueError: For too many rows, requests, rows of one request, tokens of one request, or
-                a block table too narrow for its tokens.
-        """
-        capacity = self.capacity
-        limits = (
-            ("rows", batch.num_tokens, key.num_tokens),
-            ("requests", batch.num_reqs, capacity.num_reqs(key)),
-            ("rows of one request", batch.max_query_len, capacity.max_query_len(key)),
-            ("tokens of one request", batch.max_seq_len, capacity.max_seq_len),
-            (
-                "tokens of one request in the pages of block_table",
-                batch.max_seq_len,
-                batch.block_table.shape[1] * capacity.page_size,
-            ),
-        )
-        for what, got, limit in limits:
-            if got > limit:
-                raise ValueError(
-                    f"batch: expected at most {limit} {what}, got {got} (key {key}). Rows past "
-                    "the key would be dropped. Dispatch the batch, or run it eagerly"
-                )
+        """As :meth:`PagedCapacity.check`, before anything is written."""
+        self.capacity.check(key, batch)
 
     def views(self, key: BatchDescriptor) -> PagedViews:
         """Return what :meth:`write` writes and returns for ``key``, without writing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -64,6 +66,23 @@ def test_a_dummy_fits_its_key(key: BatchDescriptor) -> None:
     PagedBuffers(CAPACITY, "cpu").check(key, batch)
     assert batch.num_tokens == key.num_tokens
     assert (batch.block_table[:, 0] == CAPACITY.scratch_page).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        (BatchDescriptor(num_tokens=128, num_reqs=4), 128),  # no request can have 125 of 60 tokens
+        (BatchDescriptor(num_tokens=300, num_reqs=4), 240),
+        (BatchDescriptor(num_tokens=32, num_reqs=4, max_query_len=2), 8),
+    ],
+)
+def test_a_dummy_has_all_the_rows_that_a_batch_can_have(key: BatchDescriptor, rows: int) -> None:
+    """A plan made for fewer rows than a later batch has would be refused by it, or drop them."""
+    capacity = dataclasses.replace(CAPACITY, max_num_tokens=300)
+    assert capacity.max_num_rows(key) == rows
+    batch = dummy_batch(key, capacity)
+    capacity.check(key, batch)
+    assert batch.num_tokens == rows
 
 
 KEY = BatchDescriptor(num_tokens=4, num_reqs=2, max_query_len=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from docutils import nodes
@@ -29,6 +30,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+python_display_short_literal_types = True
+python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 # A class documents its attributes itself; without this each would be declared a second time.
 napoleon_use_ivar = True
@@ -60,7 +63,13 @@ _MADE_FOR_THE_USER = {
 def _signature(
     app: Sphinx, kind: str, name: str, value: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    return ("", "") if name in _MADE_FOR_THE_USER else None
+    if kind == "class" and (
+        name in _MADE_FOR_THE_USER
+        or issubclass(value, enum.Enum)
+        or getattr(value, "_is_protocol", False)
+    ):
+        return "", ""
+    return None
 
 
 def _by_last_name(

@@ -8,6 +8,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
@@ -35,6 +36,7 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 # A class documents its attributes itself; without this each would be declared a second time.
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 
 # Nothing is fetched while building, so names of other projects are text, not links. Every name of
 # graphshare's own must resolve: put what is missing on a page of the reference, and nothing here.
@@ -88,5 +90,8 @@ def _by_last_name(
 
 
 def setup(app: Sphinx) -> None:
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"  # as the docstrings call them
     app.connect("autodoc-process-signature", _signature)
     app.connect("missing-reference", _by_last_name)

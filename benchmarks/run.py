@@ -34,13 +34,19 @@ QUICK: dict[str, tuple[str, ...]] = {
     "gpu/refresh": ("--rounds=5",),
     "gpu/replay": ("--rounds=5",),
 }
-"""All benchmarks, and the options of the smallest run that says whether they work."""
+"""Benchmarks that also run on a CPU, and the options of the smallest run that says whether they
+work."""
+
+NEED_KERNELS: dict[str, tuple[str, ...]] = {
+    "gpu/flash_attn": ("--rounds=5", "--requests=8"),
+}
+"""Benchmarks that need a GPU and a kernel library; the same."""
 
 FLOORS = ("empty loop", "floor")
 
 
 def names_of(group: str) -> list[str]:
-    return [name for name in QUICK if name.startswith(f"{group}/")]
+    return [name for name in (*QUICK, *NEED_KERNELS) if name.startswith(f"{group}/")]
 
 
 def figures_of(results: Any) -> list[Mapping[str, Any]]:
@@ -96,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = f"benchmarks.{name.replace('/', '.')}"
         command = [sys.executable, "-m", module, f"--json={path}"]
         if options.quick:
-            command += QUICK[name]
+            command += (QUICK | NEED_KERNELS)[name]
         print(f"{name} ...", flush=True)
         start = time.perf_counter()
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)

@@ -43,7 +43,15 @@ def test_runs_and_writes_its_results(
 def test_every_benchmark_is_in_a_group() -> None:
     folder = Path(run.__file__).parent
     found = {f"{path.parent.name}/{path.stem}" for path in folder.glob("*/*.py")}
-    assert {name for name in found if name.startswith(("host/", "gpu/"))} == set(run.QUICK)
+    named = {*run.QUICK, *run.NEED_KERNELS}
+    assert {name for name in found if name.startswith(("host/", "gpu/"))} == named
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it would run")
+@pytest.mark.parametrize("name", run.NEED_KERNELS)
+def test_without_a_gpu_a_benchmark_of_kernels_says_so(name: str) -> None:
+    with pytest.raises(SystemExit, match="CUDA device"):
+        importlib.import_module(f"benchmarks.{name.replace('/', '.')}").main([])
 
 
 def test_driver_runs_a_group_and_says_what_failed(

@@ -1,0 +1,292 @@
+"""FlashAttention's states: a build by hand, a refresh, and what borrowing saves a step.
+
+For each kernel and number of requests (uniform keys of one row each, bf16, a target of 32 query
+and 8 KV heads of 128, a draft layer of the same):
+
+- *by hand*: the calls that an engine writes without graphshare, into buffers of its own;
+- *build*: the owner's, alone; *refresh*: through the pool, with its check;
+- *step, rebuilt*: refresh and replay the target, then refresh and replay the draft on a state of
+  its own; *step, borrowed*: the draft replays on the target's. On the host, and with the GPU waited
+  for at the end of the step.
+
+    python -m benchmarks.gpu.flash_attn [--json PATH] [--rounds N] [--requests N ...]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns as now
+from typing import Any
+
+import torch
+
+from benchmarks._states import device_of, waiting
+from benchmarks._turns import (
+    Figure,
+    Sampler,
+    arguments,
+    difference_us,
+    in_turn,
+    report,
+)
+from graphshare import BatchDescriptor, GraphPool, Phase, share_states
+from graphshare.adapters.flash_attn import (
+    AttentionShape,
+    FlashAttention2,
+    FlashAttention2Owner,
+    FlashAttention3,
+    FlashAttention3Owner,
+)
+from graphshare.adapters.paged import PagedBatch, PagedCapacity
+
+PAGE_SIZE = 256
+MAX_SEQ_LEN = 4096
+SHAPE = AttentionShape(num_q_heads=32, num_kv_heads=8, head_size=128)
+KINDS = ("flash_attn2", "flash_attn3")
+LAYERS = 4
+REQUESTS = (1, 8, 64, 256)
+
+
+def _capacity(requests: int) -> PagedCapacity:
+    return PagedCapacity(
+        max_num_tokens=requests,
+        max_num_reqs=requests,
+        max_seq_len=MAX_SEQ_LEN,
+        page_size=PAGE_SIZE,
+    )
+
+
+def _owner(kind: str, capacity: PagedCapacity, device: torch.device) -> Any:
+    if kind == "flash_attn2":
+        return FlashAttention2Owner(capacity, SHAPE, device)
+    return FlashAttention3Owner(capacity, SHAPE, device)
+
+
+def _kernel(kind: str, capacity: PagedCapacity, device: torch.device) -> Any:
+    if kind == "flash_attn2":
+        return FlashAttention2(capacity, SHAPE)
+    return FlashAttention3(capacity, SHAPE, device)
+
+
+def _batches(requests: int, count: int = 8) -> list[PagedBatch]:
+    rng = random.Random(requests)
+    found: list[PagedBatch] = []
+    for _ in range(count):
+        lens = [rng.randint(1, MAX_SEQ_LEN) for _ in range(requests)]
+        # All requests share a few pages: what is timed does not depend on which.
+        tables = [[1 + rng.randrange(63) for _ in range(-(-n // PAGE_SIZE))] for n in lens]
+        found.append(PagedBatch.of([1] * requests, lens, tables, PAGE_SIZE))
+    return found
+
+
+class ByHand:
+    """What an engine does without graphshare: pinned copies, and the library's plan."""
+
+    def __init__(
+        self, kind: str, owner: Any, capacity: PagedCapacity, device: torch.device
+    ) -> None:
+        requests, pages = capacity.max_num_reqs, capacity.max_pages
+        self.requests, self.planned = requests, kind == "flash_attn3"
+        self.library = owner._library
+
+        def pair(*shape: int, dtype: torch.dtype = torch.int32) -> Any:
+            host = torch.zeros(shape, dtype=dtype, pin_memory=True)
+            return host, torch.zeros(shape, dtype=dtype, device=device)
+
+        self.starts, self.kv_starts = pair(requests + 1), pair(requests + 1)
+        self.lens, self.table = pair(requests), pair(requests, pages)
+        self.slots = pair(requests, dtype=torch.int64)
+        self.schedule = torch.zeros(4 * requests + 20, dtype=torch.int32, device=device)
+        self.copied = torch.cuda.Event()
+
+    def build(self, batch: PagedBatch) -> None:
+        self.copied.synchronize()
+        live = batch.num_reqs
+        for (host, device), values in (
+            (self.starts, batch.query_start_loc),
+            (self.lens, batch.seq_lens),
+            (self.slots, batch.slot_mapping),
+        ):
+            count = values.shape[0]
+            host[:count] = values
+            host[count:] = values[-1] if host is self.starts[0] else 0
+            device.copy_(host, non_blocking=True)
+        host, device = self.table
+        width = batch.block_table.shape[1]
+        host[:live, :width] = batch.block_table
+        host[live:] = 0
+        device.copy_(host, non_blocking=True)
+        if not self.planned:
+            host, device = self.kv_starts
+            torch.cumsum(self.lens[0], 0, dtype=torch.int32, out=host[1:])
+            device.copy_(host, non_blocking=True)
+        self.copied.record()
+        if self.planned:
+            plan = self.library.get_scheduler_metadata(
+                batch_size=self.requests,
+                max_seqlen_q=1,
+                max_seqlen_k=MAX_SEQ_LEN,
+                num_heads_q=SHAPE.num_q_heads,
+                num_heads_kv=SHAPE.num_kv_heads,
+                headdim=SHAPE.head_size,
+                cache_seqlens=self.lens[1],
+                cu_seqlens_q=self.starts[1],
+                page_size=PAGE_SIZE,
+                causal=True,
+                num_splits=16,
+            )
+            self.schedule[: plan.shape[0]].copy_(plan)
+            self.schedule[plan.shape[0] :].zero_()
+
+
+def _cycled(function: Callable[[PagedBatch], object], batches: Sequence[PagedBatch]) -> Sampler:
+    turn = 0
+
+    def sample() -> int:
+        nonlocal turn
+        turn = (turn + 1) % len(batches)
+        batch = batches[turn]
+        start = now()
+        function(batch)
+        return now() - start
+
+    return sample
+
+
+def _forward(kernel: Any, requests: int, device: torch.device, layers: int) -> Any:
+    caches = torch.randn(
+        2, 64, PAGE_SIZE, SHAPE.num_kv_heads, SHAPE.head_size, device=device
+    ).bfloat16()
+    query = torch.randn(requests, SHAPE.num_q_heads, SHAPE.head_size, device=device).bfloat16()
+
+    def forward(key: Any, state: Any) -> torch.Tensor:
+        del key
+        out = query
+        for _ in range(layers):
+            out = kernel.run(out, *caches, state.attn_metadata)
+        return out
+
+    return forward
+
+
+def measure(
+    kind: str, requests: int, device: torch.device, rounds: int
+) -> tuple[list[Figure], dict[str, Any]]:
+    """One kernel, one number of requests."""
+    key = BatchDescriptor(requests, requests, uniform_query_len=1)
+    capacity = _capacity(requests)
+    batches = _batches(requests)
+    alone, owner, own = (_owner(kind, capacity, device) for _ in range(3))
+    hand = ByHand(kind, owner, capacity, device)
+    kernel = _kernel(kind, capacity, device)
+    target = GraphPool("target", owner=owner, spec=owner.spec, device=device)
+    prefill = GraphPool("draft.prefill", spec=kernel.spec, device=device)
+    rebuilt = GraphPool("draft.rebuilt", owner=own, device=device)
+    share_states(target, prefill)
+    target.capture([key], _forward(owner, requests, device, LAYERS))
+    prefill.capture([key], _forward(kernel, requests, device, 1))
+    rebuilt.capture([key], _forward(own, requests, device, 1))
+    wait = waiting(device)
+
+    def step(borrows: bool, waits: bool) -> Callable[[PagedBatch], object]:
+        def borrowed(batch: PagedBatch) -> None:
+            target.refresh(key, batch)
+            target.replay(key)
+            prefill.replay(key)
+            if waits and wait is not None:
+                wait()
+
+        def built(batch: PagedBatch) -> None:
+            target.refresh(key, batch)
+            target.replay(key)
+            rebuilt.refresh(key, batch)
+            rebuilt.replay(key)
+            if waits and wait is not None:
+                wait()
+
+        return borrowed if borrows else built
+
+    def timed(functions: dict[str, Callable[[PagedBatch], object]]) -> Any:
+        return in_turn(
+            {name: _cycled(function, batches) for name, function in functions.items()},
+            turns=4,
+            rounds=rounds,
+            between=wait,
+        )
+
+    builds = timed(
+        {
+            "by hand": hand.build,
+            "build": lambda batch: alone.build(key, batch, Phase.REPLAY),
+            "refresh": lambda batch: target.refresh(key, batch),
+        }
+    )
+    steps = timed(
+        {
+            "step, borrowed": step(borrows=True, waits=False),
+            "step, rebuilt": step(borrows=False, waits=False),
+        }
+    )
+    waited = timed(
+        {
+            "step and wait, borrowed": step(borrows=True, waits=True),
+            "step and wait, rebuilt": step(borrows=False, waits=True),
+        }
+    )
+    case = f"{kind}, {requests} requests"
+    figures = [
+        Figure(f"{case}: by hand", builds.median_us("by hand"), "us"),
+        Figure(f"{case}: build", builds.median_us("build"), "us"),
+        Figure.of(f"{case}: refresh / build", builds.ratio("refresh", "build"), "", 1.05),
+        Figure.of(f"{case}: build / by hand", builds.ratio("build", "by hand"), ""),
+        Figure.of(
+            f"{case}: borrowing saves, host",
+            difference_us(steps, "step, rebuilt", "step, borrowed"),
+            "us a step",
+        ),
+        Figure.of(
+            f"{case}: borrowing saves, GPU waited for",
+            difference_us(waited, "step and wait, rebuilt", "step and wait, borrowed"),
+            "us a step",
+        ),
+    ]
+    details = {
+        case: {
+            "builds": builds.facts("build"),
+            "steps": steps.facts("step, rebuilt"),
+            "waited": waited.facts("step and wait, rebuilt"),
+        }
+    }
+    for pool in (prefill, rebuilt, target):
+        pool.close()
+    return figures, details
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = arguments(__doc__, rounds=301)
+    parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, metavar="N")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        sys.exit("flash_attn: this benchmark needs a CUDA device; torch finds none")
+    device = device_of("cuda")
+    figures: list[Figure] = []
+    details: dict[str, Any] = {}
+    for kind in options.kind:
+        for requests in options.requests:
+            try:
+                more, facts = measure(kind, requests, device, options.rounds)
+            except ModuleNotFoundError as error:
+                print(f"{kind}: left out: {error}")
+                break
+            figures += more
+            details |= facts
+    if not figures:
+        sys.exit("flash_attn: no build of FlashAttention is installed; see the lines above")
+    report(options.json, "gpu/flash_attn", figures, details)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ napoleon_attr_annotations = False
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"torch(\..*)?"),
-    (r"py:.*", r"(collections\.abc|contextlib|dataclasses|enum|os|pathlib)\..*"),
+    (r"py:.*", r"(collections\.abc|contextlib|dataclasses|enum|os|pathlib|types)\..*"),
     (r"py:.*", r"(pytest|hypothesis|st)\..*"),
     # Type variables, and aliases that are private to their module.
     (r"py:class", r"(graphshare\.[\w.]+\.)?(_?[CDKPT]|_Extra)"),

@@ -53,7 +53,7 @@ class PagedCapacity:
 
     @property
     def max_pages(self) -> int:
-        """Pages of one request: the width of a block table."""
+        """The width of a block table, in pages of one request."""
         return -(-self.max_seq_len // self.page_size)
 
     def num_reqs(self, key: BatchDescriptor) -> int:
@@ -314,7 +314,7 @@ class PagedBuffers:
         """Write a batch, padded to ``key``.
 
         Raises:
-            ValueError: As :meth:`check`; nothing is written then.
+            ValueError: As ``check`` raises; nothing is written then.
         """
         self.check(key, batch)
         num_reqs = self.capacity.num_reqs(key)

@@ -19,7 +19,7 @@ from typing import Literal
 __all__ = ["Layout", "Mask", "Resolved", "Vector", "metadata_size", "padded", "resolve"]
 
 Layout = Literal["vllm", "upstream"]
-"""Whose build: vLLM's, or the original's (packages ``flash_attn_interface``, ``flash_attn_3``)."""
+"""The layout of vLLM's build, or of the original (``flash_attn_interface``, ``flash_attn_3``)."""
 
 Mask = Literal["full", "causal", "local"]
 """What a launch makes of ``causal`` and the window."""

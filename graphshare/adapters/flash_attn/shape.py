@@ -53,7 +53,7 @@ class AttentionShape:
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """The window as the libraries take it: tokens before and after a row, -1 for all."""
+        """Tokens before and after a row, -1 for all, as the libraries take a window."""
         if self.window < 0:
             return (-1, -1)
         return (self.window, 0 if self.causal else -1)

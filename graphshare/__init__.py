@@ -27,6 +27,8 @@ if typing.TYPE_CHECKING:
     from graphshare.errors import KeyMismatchError as KeyMismatchError
     from graphshare.errors import LazyStateError as LazyStateError
     from graphshare.errors import OwnershipError as OwnershipError
+    from graphshare.errors import ProvenanceError as ProvenanceError
+    from graphshare.errors import RebindError as RebindError
     from graphshare.errors import ReleasedStateError as ReleasedStateError
     from graphshare.errors import SpecMismatchError as SpecMismatchError
     from graphshare.errors import StaleStateError as StaleStateError
@@ -61,6 +63,8 @@ __all__ = [
     "PersistentBuffer",
     "Phase",
     "PoolStatistics",
+    "ProvenanceError",
+    "RebindError",
     "ReleasedStateError",
     "SharedStates",
     "SpecMismatchError",
@@ -93,6 +97,8 @@ _HOMES = {
     "KeyMismatchError": "errors",
     "LazyStateError": "errors",
     "OwnershipError": "errors",
+    "ProvenanceError": "errors",
+    "RebindError": "errors",
     "ReleasedStateError": "errors",
     "SpecMismatchError": "errors",
     "StaleStateError": "errors",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from graphshare.capture import readable
 from graphshare.entry import Entry, View, apply_views
 from graphshare.errors import CaptureError, LazyStateError
 from graphshare.freshness import OwnerBook, StateRecord
@@ -123,6 +124,7 @@ class Capturing(Generic[_K]):
         nbytes: int = 0,
         release: Callable[[], object] | None = None,
         forward: Callable[[Any, Any], Any] | None = None,
+        graph: Any = None,
     ) -> None:
         """Register what was captured for ``key``.
 
@@ -133,8 +135,11 @@ class Capturing(Generic[_K]):
             nbytes: Memory that the capture added, for the statistics.
             release: Frees the graph; called once.
             forward: For ``recapture``.
+            graph: The captured graph, for ``provenance`` and ``rebind``: what the pool's backend
+                made, or a ``torch.cuda.CUDAGraph(keep_graph=True)``.
 
         Raises:
+            TypeError: ``launch`` cannot be called.
             CaptureError: The state was not built for this key just before, or something has
                 written over it since.
         """
@@ -165,6 +170,7 @@ class Capturing(Generic[_K]):
             view_checker=draft.view_checker,
             launch=launch,
             outputs=outputs,
+            graph=readable(graph, outputs, self._pool.device),
             release_graph=release,
             nbytes=nbytes,
             writes_state=key in self._writers,

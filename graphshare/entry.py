@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from graphshare.capture import CapturedGraph
 from graphshare.freshness import StateRecord
 from graphshare.lease import Lease
 from graphshare.refusals import Refusals
@@ -38,11 +39,14 @@ class Entry(Generic[_K]):
         view_checker: The narrowed state as captured, where there are views.
         launch: Replays the graph, with whatever the pool's options add.
         outputs: What the forward returned at capture.
+        graph: The captured graph, to be read and put on other memory; ``None`` where the engine
+            captured by itself and did not hand it over.
         release_graph: Frees the graph.
         nbytes: Memory that the capture added.
         writes_state: Whether the forward writes its state.
         forward: For a recapture; ``None`` where the engine captured by itself.
         lease: The pool's allowance on the record; set once, when the capture is complete.
+        bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
     """
 
@@ -54,12 +58,17 @@ class Entry(Generic[_K]):
     view_checker: LayoutChecker | None
     launch: Callable[[], object]
     outputs: Any
+    graph: CapturedGraph | None
     release_graph: Callable[[], object] | None
     nbytes: int
     writes_state: bool
     forward: Callable[[Any, Any], Any] | None
     lease: Lease = field(init=False)
+    bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.bare_launch = self.launch
 
     def state(self) -> Any:
         """Return the state as this pool sees it, as last built."""
@@ -73,12 +82,13 @@ class Entry(Generic[_K]):
         def refused() -> None:
             raise refuse.released(key, "the key was released or captured anew")
 
-        self.launch = refused
+        self.launch = self.bare_launch = refused
         if self.release_graph is not None:
             self.release_graph()
             self.release_graph = None
         self.forward = None
         self.outputs = None
+        self.graph = None
 
     def why_not(self, refuse: Refusals) -> Exception:
         """Return the error of a replay that may not be."""
@@ -103,15 +113,14 @@ class BoundReplay(Generic[_K]):
 
     def __init__(self, entry: Entry[_K], refuse: Refusals) -> None:
         lease = entry.lease
-        outputs = entry.outputs
 
-        # A closure: three local reads instead of attribute lookups on the hottest path there is.
+        # A closure: local reads instead of attribute lookups on the hottest path there is.
         def replay() -> Any:
             if lease.left <= 0:
                 raise entry.why_not(refuse)
             entry.launch()
             lease.left -= 1
-            return outputs
+            return entry.outputs  # not a local: a rebind may put them elsewhere
 
         self.key = entry.key
         self.replay = replay

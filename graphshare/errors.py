@@ -13,7 +13,9 @@
           ├── ReleasedStateError
           ├── OwnershipError
           ├── StateDifferenceError
-          └── CaptureError
+          ├── CaptureError
+          ├── ProvenanceError
+          └── RebindError
 
 Arguments that are wrong in themselves (a descriptor of -1 tokens, a misspelt option) raise
 ``TypeError`` or ``ValueError`` as elsewhere in Python.
@@ -32,6 +34,8 @@ __all__ = [
     "KeyMismatchError",
     "LazyStateError",
     "OwnershipError",
+    "ProvenanceError",
+    "RebindError",
     "ReleasedStateError",
     "SpecMismatchError",
     "StaleStateError",
@@ -213,3 +217,33 @@ class StateDifferenceError(GraphShareError):
 
 class CaptureError(GraphShareError):
     """A forward did what a capture forbids, or failed; the pool is as before."""
+
+
+class ProvenanceError(GraphShareError):
+    """A graph cannot be read, or ``prove`` found that it does not read what it should.
+
+    Attributes:
+        keys: Every captured key that is affected.
+        path: The borrowed leaf that is not read, or the leaf of the consumer's own that is.
+        paths: All such leaves, of all keys.
+        node: The node that reads what it must not, as ``number: name``.
+    """
+
+    keys: tuple[Hashable, ...] = ()
+    path: str = ""
+    paths: tuple[str, ...] = ()
+    node: str = ""
+
+
+class RebindError(GraphShareError):
+    """Graphs cannot be put on other memory; all of them are as they were.
+
+    Attributes:
+        keys: Every captured key that is affected.
+        node: The node that cannot be changed, as ``number: name``.
+        path: The leaf that stands in the way.
+    """
+
+    keys: tuple[Hashable, ...] = ()
+    node: str = ""
+    path: str = ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
 
 from graphshare.dispatch import Dispatcher
 from graphshare.entry import Entry, View
@@ -84,6 +87,7 @@ class Holdings(Generic[K]):
         self._limit, self._checked = limit, checked
         self._leases: dict[int, tuple[StateRecord, Lease]] = {}
         self._by_state: dict[Hashable, Entry[K]] = {}
+        self.named: dict[Any, torch.Tensor] = {}  # by use and name, for provenance
         self.dispatcher: Dispatcher[K] = Dispatcher((), covers=covers, cost=cost)
 
     def __del__(self) -> None:
@@ -124,6 +128,10 @@ class Holdings(Generic[K]):
     def fresh_keys(self) -> tuple[K, ...]:
         """Return the keys that may be replayed now."""
         return tuple(key for key, entry in self.entries.items() if entry.lease.left > 0)
+
+    def records(self) -> list[StateRecord]:
+        """Return the states that the keys are captured on, once each."""
+        return [record for record, _ in self._leases.values()]
 
     def leases(self) -> list[Lease]:
         """Return all leases."""
@@ -180,6 +188,7 @@ class Holdings(Generic[K]):
         found = self._leases.get(record.serial)
         if found is None:
             lease = Lease(self._limit, self.clock, borrowed=borrowed, checked=self._checked)
+            lease.holder = weakref.ref(self)
             self._leases[record.serial] = record, lease
             record.attach(lease)
         else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 __all__ = ["NEVER", "Lease", "PoolClock", "Staleness", "Why", "Writer"]
 
 _UNLIMITED = 1 << 62
+
+
+def _nobody() -> None:
+    """The holder of a lease that no pool has."""
 
 
 class Staleness(str, enum.Enum):
@@ -26,6 +30,8 @@ class Staleness(str, enum.Enum):
     """The pool refreshed more keys since than ``live_keys`` (rule 3)."""
     USED_UP = "used up"
     """This pool replayed ``replays_per_refresh`` times on it (rule 4)."""
+    MOVED = "moved"
+    """A rebind put it into other memory, which no build has filled (rule 6)."""
     FORWARD_WROTE = "written by a forward"
     """A graph captured with ``writes_state=True`` ran on it (rule 5)."""
     INVALIDATED = "invalidated"
@@ -67,11 +73,13 @@ class Lease:
         keys: The pool's captured keys on this state.
         borrowed: Whether the pool is not the owner's.
         checked: Whether the pool wants its states checked at refresh.
+        holder: The pool's :class:`~graphshare.holdings.Holdings`, weakly: a state must not keep
+            the pools alive that borrow it.
     """
 
     __slots__ = (
-        "_avoided", "_granted", "_spent", "borrowed", "checked", "clock", "keys", "left", "limit",
-        "live_key", "why",
+        "_avoided", "_granted", "_spent", "borrowed", "checked", "clock", "holder", "keys", "left",
+        "limit", "live_key", "why",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +90,7 @@ class Lease:
         self.borrowed = borrowed
         self.checked = checked
         self.keys: list[Hashable] = []
+        self.holder: Callable[[], Any] = _nobody
         self.live_key: Hashable = None
         self.why: Why | None = NEVER
         self.left = self._granted = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from graphshare.core import PoolCore
-from graphshare.entry import View
+from graphshare.entry import Entry, View
 from graphshare.errors import KeyMismatchError, SpecMismatchError
 from graphshare.holdings import Source
 from graphshare.owner import AttentionSpec
@@ -43,7 +43,7 @@ class Loan:
         """
         if self.producer.closed:
             raise refuse.released(key, f"{self.producer.name} is closed", doing="capture")
-        entry = self.producer.holdings.find(key if self._key is None else self._key(key))
+        entry = self.lender_entry(key)
         if entry is None:
             return None
         if entry.lease.ended:
@@ -52,6 +52,10 @@ class Loan:
             )
         views = entry.views if self._view is None else (*entry.views, self._view)
         return Source(key, entry.owner_key, entry.record, views, borrowed=True)
+
+    def lender_entry(self, key: Hashable) -> Entry[Any] | None:
+        """Return the lender's own graph for a consumer's key, ``None`` if there is none."""
+        return self.producer.holdings.find(key if self._key is None else self._key(key))
 
     def check_specs(self, spec: AttentionSpec | None, refuse: Refusals) -> bool:
         """Compare a borrower's spec with those of all its lenders; say whether any was stated.

@@ -75,10 +75,11 @@ class MemoryRanges:
                 if described not in seen:
                     seen.add(described)
                     runs.extend(_runs(*described))
-        return cls._merged(runs, device)
+        return cls.merged(runs, device)
 
     @classmethod
-    def _merged(cls, runs: Iterable[tuple[int, int]], device: torch.device | None) -> MemoryRanges:
+    def merged(cls, runs: Iterable[tuple[int, int]], device: torch.device | None) -> MemoryRanges:
+        """The bytes of ``(first address, address after the last)`` runs, in any order."""
         starts: list[int] = []
         ends: list[int] = []
         for start, end in sorted(runs):
@@ -143,7 +144,7 @@ class MemoryRanges:
                 "Their addresses cannot be compared. Keep one set for each device."
             )
         mine = zip(self.starts, self.ends, strict=True)
-        return self._merged([*mine, *zip(other.starts, other.ends, strict=True)], self.device)
+        return self.merged([*mine, *zip(other.starts, other.ends, strict=True)], self.device)
 
 
 # A subclass of Tensor, a parameter too, may answer for its attributes in Python; within this the

@@ -11,13 +11,14 @@ import torch
 
 from graphshare.capture import CaptureBackend
 from graphshare.capturing import Capturing
-from graphshare.core import Checks, Forward, PoolCore
+from graphshare.core import Checks, Forward
 from graphshare.entry import BoundReplay
 from graphshare.holdings import States
 from graphshare.lease import Staleness, Why
 from graphshare.outputs import clone_outputs
 from graphshare.owner import AttentionSpec, Phase, StateOwner
 from graphshare.progress import Progress, reporting
+from graphshare.provenance.pool import InspectedPool
 from graphshare.statistics import PoolStatistics
 
 __all__ = ["GraphPool"]
@@ -25,7 +26,7 @@ __all__ = ["GraphPool"]
 K = TypeVar("K", bound=Hashable)
 
 
-class GraphPool(PoolCore[K]):
+class GraphPool(InspectedPool[K]):
     """Graphs captured for batch shapes, with the state that each of them reads.
 
     Not thread-safe: one thread drives the pools of one device, as it drives the device.
@@ -324,6 +325,7 @@ class GraphPool(PoolCore[K]):
                     nbytes=graph.nbytes,
                     release=graph.release,
                     forward=forwards[key],
+                    graph=graph,
                 )
                 step(f"capture {key}")
 
@@ -350,6 +352,7 @@ class GraphPool(PoolCore[K]):
         if self.loan is not None:
             self.loan.close()
             self.loan = None  # it holds the lender
+        self.holdings.named.clear()
         self.closed = True
 
     def statistics(self) -> PoolStatistics:

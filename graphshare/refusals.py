@@ -36,6 +36,7 @@ _REMEDY = {
     ),
     Staleness.SUPERSEDED: "Replay before the next refresh, or raise live_keys",
     Staleness.USED_UP: "Refresh before each step, or raise replays_per_refresh",
+    Staleness.MOVED: "Have the owner build in the new memory and refresh the key",
     Staleness.FORWARD_WROTE: "Refresh the key before this pool replays on it",
     Staleness.INVALIDATED: "Refresh the key again",
 }
@@ -57,6 +58,29 @@ class Refusals:
         """Count an error that is about to be raised, and return it."""
         self.counts[type(error).__name__] += 1
         return error
+
+    def of(self, error: GraphShareError, key: Hashable) -> GraphShareError:
+        """Say of an error that knows neither which pool and key it was."""
+        if error.what.startswith(f"{self.name}: "):
+            return error
+        facts = {
+            name: value
+            for name, value in vars(error).items()
+            if name not in ("what", "expected", "got", "key", "consequence", "remedy", "args")
+        }
+        if hasattr(error, "keys"):
+            facts["keys"] = (key,)
+        return self.counted(
+            type(error)(
+                f"{self.name}: {error.what}",
+                expected=error.expected,
+                got=error.got,
+                key=key,
+                consequence=error.consequence,
+                remedy=error.remedy,
+                **facts,
+            )
+        )
 
     @contextmanager
     def capture_errors(self, key: Hashable) -> Generator[None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from graphshare.entry import View
 from graphshare.errors import StateDifferenceError
@@ -11,6 +11,9 @@ from graphshare.lease import Staleness, Why
 from graphshare.loan import Loan, lenders
 from graphshare.pool import GraphPool
 from graphshare.verification import build_own, first_differences, snapshot
+
+if TYPE_CHECKING:
+    from graphshare.provenance.report import Provenance
 
 __all__ = ["SharedStates", "share_states"]
 
@@ -118,6 +121,41 @@ class SharedStates(Generic[P, C]):
                 )
             )
 
+    def prove(self, keys: Iterable[C] | None = None, *, build: bool = True) -> dict[C, Provenance]:
+        """Prove from the graphs that the consumer's read the producer's buffers.
+
+        For each borrowed leaf that the producer's graph has an address of, the consumer's graph
+        must have one too, in that leaf; and none in a buffer of the consumer's own owner, but for
+        buffers that the two owners share. Both pools must be inspectable. It sees no address that
+        lies in device memory; see the page on provenance.
+
+        Args:
+            keys: Of the consumer; by default every borrowed one.
+            build: Have the consumer's own owner, if there is one, build for each key, to learn
+                which buffers are its own; what that writes over becomes stale. Otherwise only
+                those count that states of its captured keys lie in.
+
+        Returns:
+            What was found in the consumer's graphs, by key.
+
+        Raises:
+            ReleasedStateError: The loan has ended.
+            KeyMismatchError: A key is not captured or not borrowed, or there is none.
+            ProvenanceError: A graph does not read what it should, or cannot be read.
+        """
+        from graphshare.provenance.proof import prove
+
+        consumer = self.consumer
+        if self._loan.closed:
+            raise consumer.refuse.released(None, "the loan was closed", doing="prove")
+        lent: dict[Any, Any] = {}
+        for key, entry in consumer.holdings.entries.items():
+            lender = self._loan.lender_entry(key) if entry.borrowed else None
+            if lender is not None and lender.record is entry.record:
+                lent[key] = lender
+        found: dict[Any, Provenance] = prove(consumer, lent, keys, build=build)
+        return found
+
     def close(self) -> None:
         """End the loan; may be called again.
 
@@ -139,6 +177,7 @@ def share_states(
     key: Callable[[C], P] | None = None,
     view: View | None = None,
     when: Callable[[C], bool] | None = None,
+    adopt: bool = False,
 ) -> SharedStates[P, C]:
     """Let ``consumer``'s graphs replay on the states that ``producer``'s owner builds.
 
@@ -151,14 +190,20 @@ def share_states(
 
     Args:
         producer: The pool that lends; it may itself borrow.
-        consumer: The pool that borrows; it has captured nothing yet.
+        consumer: The pool that borrows; it has captured nothing yet, unless ``adopt``.
         key: Maps a consumer's key to the producer's; by default the same key.
         view: Picks what the consumer sees of the state (its own layers, its own cache group).
             Returns the state's own tensors or views of them.
         when: Asked once for each key at capture; where it says no, the consumer's own owner
             builds that key.
+        adopt: The consumer has captured on its own owner's buffers: put those graphs on the
+            producer's. Its states must correspond to the producer's leaf by leaf, and its graphs
+            be inspectable. All keys, or none.
 
     Raises:
+        KeyMismatchError: ``adopt``, and the producer has no state for a key.
+        ProvenanceError: ``adopt``, and a graph cannot be read.
+        RebindError: ``adopt``, and the states do not correspond, or a node cannot be changed.
         OwnershipError: The consumer borrows already or has captured, the loan would close a
             cycle, or the pools are on two devices.
         SpecMismatchError: The specs differ in a field that the kernel bakes in.
@@ -176,12 +221,13 @@ def share_states(
             remedy="Close the first loan, or use one pool for each lender",
         )
     held = [each for each in consumer.holdings.entries if consumer.holdings.holds(each)]
-    if held:
+    if held and not adopt:
         raise refuse.ownership(
             "share_states after the consumer's capture",
             expected="a consumer without graphs",
             got=f"{len(held)} captured keys, on addresses of its own",
-            remedy="Declare the loan first, or release the consumer's keys",
+            remedy="Declare the loan first, release the consumer's keys, or put its graphs on the "
+            "producer's buffers with adopt=True",
         )
     if producer.device != consumer.device:
         raise refuse.ownership(
@@ -199,5 +245,9 @@ def share_states(
         )
     loan = Loan(producer, key, view, when)
     spec_checked = loan.check_specs(consumer.spec, refuse)
+    if held:
+        from graphshare.provenance.adoption import plan_adoption
+
+        plan_adoption(consumer, loan).apply()
     consumer.loan = loan
     return SharedStates(producer, consumer, loan, spec_checked=spec_checked)

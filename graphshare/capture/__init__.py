@@ -7,12 +7,22 @@ from typing import Any, Literal
 
 import torch
 
+from graphshare.capture._cuda_graph import ForeignGraph
 from graphshare.capture.cuda import CudaBackend as CudaBackend
 from graphshare.capture.protocol import CaptureBackend as CaptureBackend
 from graphshare.capture.protocol import CapturedGraph as CapturedGraph
+from graphshare.capture.protocol import InspectableGraph as InspectableGraph
 from graphshare.capture.tape import TapeBackend as TapeBackend
 
-__all__ = ["CaptureBackend", "CapturedGraph", "CudaBackend", "TapeBackend", "make_backend"]
+__all__ = [
+    "CaptureBackend",
+    "CapturedGraph",
+    "CudaBackend",
+    "InspectableGraph",
+    "TapeBackend",
+    "make_backend",
+    "readable",
+]
 
 _KINDS = ("auto", "cuda", "tape")
 
@@ -68,3 +78,16 @@ def make_backend(
         capture_error_mode=capture_error_mode,
         generators=generators,
     )
+
+
+def readable(graph: Any, outputs: Any, device: torch.device) -> Any:
+    """Return a graph that an engine captured by itself as one that can be read.
+
+    Args:
+        graph: A ``torch.cuda.CUDAGraph``; anything else is returned as it is.
+        outputs: What its forward returned.
+        device: Where it runs, with its index.
+    """
+    if isinstance(graph, torch.cuda.CUDAGraph):
+        return ForeignGraph(graph, outputs, device)
+    return graph

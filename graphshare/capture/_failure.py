@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graphshare.errors import CaptureError
+from graphshare.errors import CaptureError, RebindError
 
-__all__ = ["forward_raised"]
+__all__ = ["forward_raised", "graph_memory_moves"]
 
 
 def forward_raised(during: str, error: Exception) -> CaptureError:
@@ -12,4 +12,15 @@ def forward_raised(during: str, error: Exception) -> CaptureError:
     return CaptureError(
         f"{during}: the forward raised {type(error).__name__}: {error}",
         consequence="Nothing was captured, and what was captured before is as it was",
+    )
+
+
+def graph_memory_moves() -> RebindError:
+    """Make the error for a move of memory that the graph allocated at its capture."""
+    return RebindError(
+        "rebind of a graph's own memory",
+        expected="memory that was allocated outside of the capture",
+        got="memory of the graph, such as an intermediate result or an output",
+        consequence="Other results of the same graph may lie there at other times",
+        remedy="Have the forward write to a buffer that was allocated before the capture",
     )

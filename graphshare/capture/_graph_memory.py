@@ -22,7 +22,13 @@ import torch
 
 from graphshare.capture._driver import begin_capture
 
-__all__ = ["GraphMemory", "end_failed_capture", "memory_for", "segments_of"]
+__all__ = [
+    "GraphMemory",
+    "end_failed_capture",
+    "memory_for",
+    "segments_of",
+    "workspace_pools",
+]
 
 _STREAMS_IN_TORCH = 32  # torch.cuda.Stream() hands them out in turn
 
@@ -33,6 +39,11 @@ _workspaces: dict[tuple[int, int], torch.cuda.MemPool] = {}
 _shared: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphMemory] = (
     weakref.WeakValueDictionary()
 )
+
+
+def workspace_pools(device: torch.device) -> set[tuple[int, int]]:
+    """Return the ids of the pools in which the cuBLAS workspaces of a device lie."""
+    return {pool.id for (index, _), pool in _workspaces.items() if index == device.index}
 
 
 def memory_for(device: torch.device, given: Any) -> GraphMemory:

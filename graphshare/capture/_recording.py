@@ -36,7 +36,7 @@ from graphshare.capture._tensors import (
 from graphshare.errors import CaptureError
 from graphshare.memory import MemoryRanges
 
-__all__ = ["Recording"]
+__all__ = ["Recompute", "Recording"]
 
 Tensor = torch.Tensor
 
@@ -69,6 +69,7 @@ class Recording:
 
     Attributes:
         steps: What a replay calls, in order.
+        operators: The operator of each step.
         created: The storages that the forward allocated, with the first dtype seen in each.
         refusal: The first thing refused; it stands even where the forward swallowed it.
     """
@@ -77,6 +78,7 @@ class Recording:
         self, generators: Iterable[torch.Generator], protected: Sequence[torch.Tensor]
     ) -> None:
         self.steps: list[Callable[[], Any]] = []
+        self.operators: list[Overload] = []
         self.created: dict[int, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self.refusal: CaptureError | None = None
         self._generators = {generator_key(g): (g, g.get_state()) for g in generators}
@@ -98,6 +100,7 @@ class Recording:
     def clear(self) -> None:
         """Drop everything, so that a traceback that refers to this holds no memory."""
         self.steps.clear()
+        self.operators.clear()
         self.created.clear()
         self._snapshots.clear()
         self.refusal = None
@@ -188,6 +191,7 @@ class Recording:
         if fresh and op._schema.name in _UNINITIALISED:
             return
         call_args, call_kwargs = frozen(args), frozen(kwargs)
+        self.operators.append(op)
         if not fresh:
             self.steps.append(functools.partial(op.op, *call_args, **call_kwargs))
             return
@@ -200,7 +204,7 @@ class Recording:
             self.steps.append(functools.partial(out_op.op, *call_args, **call_kwargs, **outs))
         else:
             call = functools.partial(op.op, *call_args, **call_kwargs)
-            self.steps.append(_Recompute(op, call, targets))
+            self.steps.append(Recompute(op, call, targets))
 
     def _undo(self) -> None:
         for generator, state in self._generators.values():
@@ -335,25 +339,31 @@ class _FunctionMode(TorchFunctionMode):
             recording.calling, recording.host_scalar = before
 
 
-class _Recompute:
-    """Calls an operator again and copies its results to where they were when recorded."""
+class Recompute:
+    """Calls an operator again and copies its results to where they were when recorded.
 
-    __slots__ = ("_call", "_op", "_targets")
+    Attributes:
+        op: The operator.
+        call: The call.
+        targets: Place among the results, and where that one goes.
+    """
+
+    __slots__ = ("call", "op", "targets")
 
     def __init__(
-        self, op: Overload, call: Callable[[], Any], targets: Sequence[tuple[int, Tensor]]
+        self, op: Overload, call: functools.partial[Any], targets: Sequence[tuple[int, Tensor]]
     ) -> None:
-        self._op = op
-        self._call = call
-        self._targets = targets
+        self.op = op
+        self.call = call
+        self.targets = targets
 
     def __call__(self) -> None:
-        results = list(flat(self._call()))
-        for place, target in self._targets:
+        results = list(flat(self.call()))
+        for place, target in self.targets:
             result = results[place]
             if result.shape != target.shape:
                 raise CaptureError(
-                    f"replay of {self._op}",
+                    f"replay of {self.op}",
                     expected=f"shape {tuple(target.shape)} as when captured",
                     got=f"{tuple(result.shape)}",
                     consequence="A shape that depends on the data cannot be captured",

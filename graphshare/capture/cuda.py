@@ -14,6 +14,8 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
+from graphshare.capture._cuda_graph import GraphNodes
+from graphshare.capture._cuda_memory import Span, spans_of
 from graphshare.capture._failure import forward_raised
 from graphshare.capture._graph_memory import (
     GraphMemory,
@@ -21,6 +23,9 @@ from graphshare.capture._graph_memory import (
     memory_for,
     segments_of,
 )
+from graphshare.capture.moves import Moves
+from graphshare.capture.patching import Patch
+from graphshare.capture.reading import GraphReading
 from graphshare.errors import CaptureError, ReleasedStateError
 
 __all__ = ["CudaBackend", "CudaGraph"]
@@ -38,6 +43,8 @@ class CudaGraph:
         replay: Launches the graph on the current stream of its device. An attribute rather than
             a method: it is the launch itself, with nothing before it.
         graph: The ``torch.cuda.CUDAGraph``, or ``None`` once released.
+        spans: The allocator's memory when the session ended in which it was captured, of a graph
+            that can be read: an address there that is nobody's any more was one.
     """
 
     outputs: Any
@@ -58,6 +65,8 @@ class CudaGraph:
         self.replay: Callable[[], None] = graph.replay
         self._device = device
         self._memory = memory  # keeps the pool alive, and the cuBLAS workspace
+        self._nodes: GraphNodes | None = None
+        self.spans: Sequence[Span] = ()
 
     def release(self) -> None:
         """Destroy the graph and drop its outputs; waits for replays under way."""
@@ -65,7 +74,7 @@ class CudaGraph:
         if graph is None:
             return
         self.replay = _replay_released
-        self.outputs = None
+        self.outputs = self._nodes = None
         with torch.cuda.device(self._device):
             if torch.cuda.is_current_stream_capturing():
                 graph.reset()  # waiting or freeing memory would void the capture under way
@@ -73,6 +82,23 @@ class CudaGraph:
             torch.cuda.synchronize()
             graph.reset()
         self._memory.trim()
+
+    def read(self) -> GraphReading:
+        """Return the nodes and the addresses in them; see ``InspectableGraph``."""
+        return self._read("read").read()
+
+    def patch(self, moves: Moves) -> Patch:
+        """Prepare to put it on other memory; see ``InspectableGraph``."""
+        return self._read("rebind").patch(moves)
+
+    def _read(self, doing: str) -> GraphNodes:
+        if self.graph is None:
+            raise ReleasedStateError(
+                f"{doing} of a CUDA graph", expected="a captured graph", got="one that was released"
+            )
+        if self._nodes is None:
+            self._nodes = GraphNodes(self.graph, self._device, self.spans)
+        return self._nodes
 
 
 class CudaBackend:
@@ -135,6 +161,7 @@ class CudaBackend:
         self._mode = capture_error_mode
         self._generators = tuple(generators)
         self._depth = 0
+        self._captured: list[CudaGraph] = []
         self._memory = memory_for(resolved, memory_pool)
 
     def session(self) -> AbstractContextManager[None]:
@@ -156,6 +183,11 @@ class CudaBackend:
             yield
         finally:
             self._depth -= 1
+            if self._depth == 0 and self._captured:
+                captured, self._captured = self._captured, []
+                spans = spans_of(self.device)
+                for graph in captured:
+                    graph.spans = spans
 
     def warmup(self, forward: Callable[[], Any]) -> Any:
         """Run ``forward`` on the side stream, ordered after and before the current stream.
@@ -203,12 +235,16 @@ class CudaBackend:
                     raise
                 raise forward_raised("capture", error) from error
             nbytes = torch.cuda.memory_reserved() - reserved_bytes
-            return CudaGraph(graph, outputs, nbytes, self.device, memory)
+            captured = CudaGraph(graph, outputs, nbytes, self.device, memory)
+            if self._inspectable:
+                self._captured.append(captured)
+            return captured
 
     def apart(self) -> CudaBackend:
         """Return a backend like this one, with a memory pool of its own, on the same stream."""
         other = copy.copy(self)
         other._depth = 0
+        other._captured = []
         other._memory = self._memory.apart()
         return other
 

@@ -17,17 +17,28 @@ Both keep these promises:
    ``torch.tensor`` of host data, ...) is refused with :class:`~graphshare.errors.CaptureError`.
 7. A capture that fails leaves nothing behind: no memory, no changed buffer, no advanced
    generator; a later capture works.
+
+A graph that can be read and patched (:class:`InspectableGraph`) also keeps these:
+
+8. ``read`` names every tensor that the graph was given by its address; it runs nothing, and
+   changes nothing.
+9. After a patch was applied, replays read and write the new memory in place of the old, and never
+   touch the old. Applied and reverted, or failed halfway, a patch leaves the graph as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["CaptureBackend", "CapturedGraph"]
+from graphshare.capture.moves import Moves
+from graphshare.capture.patching import Patch
+from graphshare.capture.reading import GraphReading
+
+__all__ = ["CaptureBackend", "CapturedGraph", "InspectableGraph"]
 
 
 class CapturedGraph(Protocol):
@@ -54,6 +65,35 @@ class CapturedGraph(Protocol):
 
     def release(self) -> None:
         """Free the graph and drop its outputs. A second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class InspectableGraph(CapturedGraph, Protocol):
+    """A captured forward that can be read, and put on other memory.
+
+    Addresses that move are those within the bytes of an old tensor. Nothing moves within the
+    memory that the graph itself allocated: its parts are used again and again in one replay.
+    """
+
+    def read(self) -> GraphReading:
+        """Return the nodes and the addresses in them.
+
+        Raises:
+            ReleasedStateError: The graph was released.
+            ProvenanceError: It was not captured so that it can be read.
+        """
+        ...
+
+    def patch(self, moves: Moves) -> Patch:
+        """Prepare what ``moves`` asks for; the graph is as it was until the patch is applied.
+
+        Raises:
+            ReleasedStateError: The graph was released.
+            ProvenanceError: It was not captured so that it can be read.
+            RebindError: A node that holds a moved address cannot be changed; named.
+            SplitError: A tensor that a node names moves only in part; named.
+        """
         ...
 
 

@@ -24,9 +24,15 @@ from typing import Any
 
 import torch
 
-from graphshare.capture._failure import forward_raised
+from graphshare.capture._failure import forward_raised, graph_memory_moves
 from graphshare.capture._recording import Recording
+from graphshare.capture._tape_nodes import TapeMemory, moved_step, node_of, tensors_of
+from graphshare.capture._tensors import storage_key
+from graphshare.capture.moves import Moves, SplitError
+from graphshare.capture.patching import Patch
+from graphshare.capture.reading import GraphReading
 from graphshare.errors import CaptureError, ReleasedStateError
+from graphshare.memory import MemoryRanges
 
 __all__ = ["TapeBackend", "TapeGraph"]
 
@@ -52,6 +58,14 @@ class TapeGraph:
         self.outputs = outputs
         self.nbytes = recording.nbytes
         self._steps: list[Callable[[], Any]] | None = recording.steps
+        self._operators = recording.operators
+        held = {
+            storage_key(tensor.untyped_storage())
+            for op, step in zip(recording.operators, recording.steps, strict=True)
+            for _, tensor in tensors_of(op, step)
+        }
+        # Only those that a step holds: the key of one that is gone may be another's by and by.
+        self._own = held & recording.created.keys()
 
     def replay(self) -> None:
         """Run the recorded operators again into the same memory.
@@ -76,10 +90,69 @@ class TapeGraph:
             for step in steps:
                 step()
 
+    def read(self) -> GraphReading:
+        """Return the recorded operators as nodes; see ``InspectableGraph``."""
+        steps = self._held("read")
+        nodes = tuple(map(node_of, range(len(steps)), self._operators, steps))
+        tensors = [
+            tensor
+            for op, step in zip(self._operators, steps, strict=True)
+            for _, tensor in tensors_of(op, step)
+        ]
+        memory = TapeMemory(tensors, self._own)
+        return GraphReading(nodes, memory.find)
+
+    def patch(self, moves: Moves) -> Patch:
+        """Prepare to put the recorded tensors elsewhere; see ``InspectableGraph``."""
+        steps = self._held("rebind")
+        if any(storage_key(old.untyped_storage()) in self._own for old, _ in moves.pairs):
+            raise graph_memory_moves()
+        changes: list[_StepChange] = []
+        old: set[int] = set()
+        for number, (op, step) in enumerate(zip(self._operators, steps, strict=True)):
+            try:
+                moved = moved_step(step, moves)
+            except SplitError as error:
+                raise SplitError(f"operator {number} ({op}): {error}") from None
+            if moved is not None:
+                moving = [
+                    tensor.data_ptr()
+                    for _, tensor in tensors_of(op, step)
+                    if moves.ranges.overlaps(MemoryRanges.of([tensor]))
+                ]
+                changes.append(_StepChange(steps, number, moved, len(moving)))
+                old.update(moving)
+        return Patch(changes, old)
+
+    def _held(self, doing: str) -> list[Callable[[], Any]]:
+        if self._steps is None:
+            raise ReleasedStateError(
+                f"{doing} of a tape", expected="a captured graph", got="one that was released"
+            )
+        return self._steps
+
     def release(self) -> None:
         """Drop the recorded operators and the outputs."""
         self._steps = None
         self.outputs = None
+
+
+class _StepChange:
+    """One step of a tape on other tensors."""
+
+    __slots__ = ("_number", "_other", "_steps", "words")
+
+    def __init__(
+        self, steps: list[Callable[[], Any]], number: int, other: Callable[[], Any], words: int
+    ) -> None:
+        self.words = words
+        self._steps, self._number, self._other = steps, number, other
+
+    def apply(self) -> None:
+        steps, number = self._steps, self._number
+        steps[number], self._other = self._other, steps[number]
+
+    revert = apply
 
 
 class TapeBackend:

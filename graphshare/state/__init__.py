@@ -17,6 +17,7 @@ from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
 from graphshare.state.nest import each_once, labelled, unroll, walk
 from graphshare.state.nodes import is_on
+from graphshare.state.replacing import with_tensors
 from graphshare.state.rules import Rule, RuleSet, check_rules
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "layout_of",
     "tensors_by_use",
     "walk",
+    "with_tensors",
 ]
 
 

@@ -92,7 +92,7 @@ class Watched:
             end = (steps == -1).nonzero().flatten().tolist()
             runs.extend((start + a, start + b) for a, b in zip(first, end, strict=True))
         device = self._regions[0].view.device if self._regions else None
-        return MemoryRanges._merged(runs, device)
+        return MemoryRanges.merged(runs, device)
 
     def contents(self) -> Bytes:
         """A copy of what the memory holds."""

@@ -32,7 +32,14 @@ def _documented() -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    "package", ["graphshare", "graphshare.capture", "graphshare.planning", "graphshare.testing"]
+    "package",
+    [
+        "graphshare",
+        "graphshare.capture",
+        "graphshare.planning",
+        "graphshare.provenance",
+        "graphshare.testing",
+    ],
 )
 def test_every_public_name_is_in_the_reference_once(package: str) -> None:
     public = importlib.import_module(package).__all__

@@ -1,0 +1,209 @@
+"""A ``torch.cuda.CUDAGraph`` that can be read and put on other memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphshare.capture._cuda_memory import CudaMemory, Span, spans_of
+from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site, index_nodes
+from graphshare.capture._cuda_patch import NodeChange
+from graphshare.capture._failure import graph_memory_moves
+from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
+from graphshare.capture._tensor_maps import TensorMaps, tensor_maps
+from graphshare.capture.moves import Moves
+from graphshare.capture.patching import Patch
+from graphshare.capture.reading import Certainty, GraphNode, GraphReading, Word
+from graphshare.errors import ProvenanceError, RebindError, ReleasedStateError
+from graphshare.memory import MemoryRanges
+
+__all__ = ["ForeignGraph", "GraphNodes"]
+
+
+class GraphNodes:
+    """The nodes of one CUDA graph; read when they are first asked for, and kept.
+
+    Args:
+        graph: Captured, and kept beside its executable.
+        device: Where it runs, with its index.
+        known: What PyTorch's allocator had of the device's memory when it was captured.
+
+    Raises:
+        ProvenanceError: The graph was not kept, or the driver does not let it be read.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        device: torch.device,
+        known: Sequence[Span],
+    ) -> None:
+        self._graph = graph
+        self._device = device
+        self._known = known
+        self._driver: GraphDriver = graph_driver()
+        try:
+            raw = self._driver.graph(graph.raw_cuda_graph())
+        except RuntimeError as error:
+            raise ProvenanceError(
+                "reading a CUDA graph",
+                expected="a graph that was kept beside its executable form",
+                got="one that was not",
+                consequence="The executable form cannot be read",
+                remedy="Capture with GraphPool(..., inspectable=True), or with "
+                "torch.cuda.CUDAGraph(keep_graph=True)",
+            ) from error
+        try:
+            with torch.cuda.device(device):
+                self._maps: TensorMaps = tensor_maps(device.index)
+                self._index: GraphIndex = index_nodes(self._driver, raw, self._maps)
+        except DriverError as error:
+            raise ProvenanceError(
+                "reading a CUDA graph",
+                expected="a driver that lets it be read",
+                got=str(error),
+                remedy="See `graphshare doctor` for the versions that are supported",
+            ) from error
+
+    def read(self) -> GraphReading:
+        """Return the nodes and the addresses in them."""
+        with torch.cuda.device(self._device):
+            memory = self._memory()
+            nodes = tuple(_seen(node, memory) for node in self._index.nodes)
+        has_maps = any(site.in_map for node in self._index.nodes for site in node.sites)
+        unknown = self._maps.exist and self._maps.word is None
+        notes = (self._maps.note,) if has_maps or unknown else ()
+        facts = {"driver": str(self._driver.version), "cuda": str(torch.version.cuda)}
+        return GraphReading(nodes, memory.find, notes, facts)
+
+    def _memory(self) -> CudaMemory:
+        pool = self._graph.pool()
+        return CudaMemory(self._device, self._driver, pool, self._known, self._index.allocations)
+
+    def patch(self, moves: Moves) -> Patch:
+        """Prepare to change what ``moves`` asks for.
+
+        Raises:
+            RebindError: A node cannot be changed, or may hold what cannot be read.
+        """
+        index = self._index
+        self._check_own(moves)
+        by_node: dict[int, tuple[NodeIndex, list[tuple[Site, int]]]] = {}
+        touched = moves.touched(index.ascending())
+        for value in touched:
+            new = moves.address(value)
+            for node, site in index.holding(value):
+                by_node.setdefault(node.number, (node, []))[1].append((site, new))
+        for node in index.nodes:
+            if node.sealed:
+                named = f"{node.number}: {node.name}"
+                raise RebindError(
+                    f"rebind of a graph with node {named}",
+                    expected="nodes that can be read",
+                    got=node.opaque[0],
+                    consequence="It may hold the old address, and would go on using it",
+                    remedy="Capture the keys anew",
+                    node=named,
+                )
+        # The driver names the executable anew when torch instantiates the graph again.
+        executable = self._driver.executable(self._graph.raw_cuda_graph_exec())
+        changes = [
+            NodeChange(self._driver, executable, index, node, sites)
+            for node, sites in by_node.values()
+        ]
+        return _Indexed(changes, touched, index)
+
+    def _check_own(self, moves: Moves) -> None:
+        """Refuse to move the graph's own memory, parts of which it uses again and again."""
+        pool_id = tuple(self._graph.pool())
+        own = [(each.start, each.end) for each in self._known if each.pool_id == pool_id]
+        ranges = MemoryRanges.merged(own, self._device)
+        if ranges.overlaps(moves.ranges):
+            raise graph_memory_moves()
+
+
+class _Indexed(Patch):
+    """A patch after which the index is brought up to date."""
+
+    def __init__(
+        self, changes: Sequence[NodeChange], old: Sequence[int], index: GraphIndex
+    ) -> None:
+        super().__init__(changes, old)
+        self._index = index
+
+    def apply(self) -> None:
+        try:
+            super().apply()
+        finally:
+            self._index.changed()
+
+    def revert(self) -> None:
+        try:
+            super().revert()
+        finally:
+            self._index.changed()
+
+
+def _seen(node: NodeIndex, memory: CudaMemory) -> GraphNode:
+    return GraphNode(
+        node.number,
+        node.kind,
+        node.name,
+        tuple(_word(node, site) for site in node.sites if memory.find(site.value) is not None),
+        tuple(node.opaque),
+        node.inside,
+    )
+
+
+def _word(node: NodeIndex, site: Site) -> Word:
+    if node.kind != "kernel":
+        where = "dst" if site.word else "src"
+        return Word(site.value, where, Certainty.READ, place=(0, site.word))
+    where = f"parameter {site.parameter}" + (f" + {site.offset}" if site.offset else "")
+    certainty = Certainty.TENSOR_MAP if site.in_map else Certainty.INFERRED
+    return Word(site.value, where, certainty, place=(site.parameter, site.offset))
+
+
+class ForeignGraph:
+    """A graph that an engine captured by itself; see ``InspectableGraph``.
+
+    Args:
+        graph: Captured with ``keep_graph=True``, or it cannot be read.
+        outputs: What its forward returned.
+        device: Where it runs, with its index.
+    """
+
+    outputs: Any
+    nbytes: int = 0
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Any, device: torch.device) -> None:
+        self.outputs = outputs
+        self.replay: Callable[[], None] = graph.replay
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._device = device
+        self._nodes: GraphNodes | None = None
+        self._known = spans_of(device)
+
+    def read(self) -> GraphReading:
+        """Return the nodes and the addresses in them."""
+        return self._read().read()
+
+    def patch(self, moves: Moves) -> Patch:
+        """Prepare to change what ``moves`` asks for."""
+        return self._read().patch(moves)
+
+    def _read(self) -> GraphNodes:
+        if self._graph is None:
+            raise ReleasedStateError(
+                "reading a CUDA graph", expected="a captured graph", got="one that was released"
+            )
+        if self._nodes is None:
+            self._nodes = GraphNodes(self._graph, self._device, self._known)
+        return self._nodes
+
+    def release(self) -> None:
+        """Let go of the graph, which is the engine's."""
+        self._graph = self._nodes = None
+        self.outputs = None

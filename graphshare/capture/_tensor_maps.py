@@ -1,0 +1,119 @@
+"""Where a tensor map holds its address, as the driver that runs here was seen to write it.
+
+A tensor map (``CUtensorMap``, 128 bytes) is what a kernel of an H100 and later loads tiles by. Its
+encoding is the driver's own business, so it is looked at rather than assumed: maps with known
+addresses are encoded, and the words compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphshare.capture._graph_driver import DriverError, graph_driver
+
+__all__ = ["MAP_WORDS", "TensorMaps", "tensor_maps"]
+
+MAP_WORDS = 16
+"""Words of eight bytes in a tensor map; it is aligned to eight of them."""
+
+_ALL = (1 << 64) - 1
+_ADDRESS = 0x7F12_3456_0000
+_ADDRESS_BITS = range(4, 47)  # a tensor map's address is a multiple of 16
+
+_SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((16,), (16,)),
+    ((64, 128), (16, 8)),
+    ((4096, 4096), (16, 256)),
+    ((64, 16, 3), (16, 2, 1)),
+    ((64, 16, 3, 5), (16, 2, 1, 1)),
+    ((128, 256, 8, 1000, 7), (16, 1, 1, 1, 1)),
+)
+_DTYPES = (("UINT8", 1), ("INT32", 4), ("FLOAT16", 2), ("FLOAT32", 4), ("BFLOAT16", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMaps:
+    """What the driver's tensor maps look like.
+
+    Attributes:
+        exist: Whether the device has them.
+        word: The word that holds the address as it is, and nothing else; ``None`` if none was
+            found to.
+        unused: For each word, the bits that no map had set.
+    """
+
+    exist: bool
+    word: int | None
+    unused: tuple[int, ...]
+
+    def looks_like(self, words: Sequence[int]) -> bool:
+        """Whether sixteen words may be a tensor map."""
+        if not self.exist or not any(words[1:3]):
+            return False
+        return not any(
+            word & unused
+            for place, (word, unused) in enumerate(zip(words, self.unused, strict=True))
+            if place != self.word
+        )
+
+    @property
+    def note(self) -> str:
+        """A sentence for the report."""
+        if not self.exist:
+            return "The device has no tensor maps."
+        if self.word is None:
+            return (
+                "Tensor maps: this driver does not write their address as it is; parameters that "
+                "look like one are reported as opaque."
+            )
+        return (
+            f"Tensor maps: this driver was seen to write the address as it is into word "
+            f"{self.word}, and nowhere else. The format is not documented."
+        )
+
+
+@functools.cache
+def tensor_maps(device: int) -> TensorMaps:
+    """Look at what the driver encodes; once for each device, whose context is the current one."""
+    del device  # the driver encodes for the current context's
+    try:
+        base = _encode(_ADDRESS)
+    except DriverError:
+        return TensorMaps(False, None, ())
+    word = next((place for place, each in enumerate(base) if each == _ADDRESS), None)
+    if word is not None:
+        for bit in _ADDRESS_BITS:
+            changed = _encode(_ADDRESS ^ (1 << bit))
+            differing = [place for place in range(MAP_WORDS) if changed[place] != base[place]]
+            if differing != [word] or changed[word] != _ADDRESS ^ (1 << bit):
+                word = None
+                break
+    used = list(base)
+    for dtype, itemsize in _DTYPES:
+        for sizes, box in _SHAPES:
+            for swizzle, promotion in (("NONE", "NONE"), ("32B", "L2_256B"), ("128B", "L2_128B")):
+                try:
+                    found = graph_driver().tensor_map(
+                        _ADDRESS, dtype, itemsize, sizes, box, swizzle, promotion
+                    )
+                except DriverError:  # not a combination that there is
+                    continue
+                used = [one | other for one, other in zip(used, found, strict=True)]
+    return TensorMaps(True, word, tuple(~each & _ALL for each in _widened(used)))
+
+
+def _encode(address: int) -> list[int]:
+    return graph_driver().tensor_map(address, "BFLOAT16", 2, (64, 128), (16, 8), "NONE", "NONE")
+
+
+def _widened(used: Sequence[int]) -> list[int]:
+    """Let each half of a word that some map uses be used altogether.
+
+    Sizes and strides that were not tried set other bits of it.
+    """
+    return [
+        (0xFFFFFFFF if each & 0xFFFFFFFF else 0) | (0xFFFFFFFF00000000 if each >> 32 else 0)
+        for each in used
+    ]

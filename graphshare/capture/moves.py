@@ -1,0 +1,213 @@
+"""Which memory moves where."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from graphshare.memory import MemoryRanges, plain_tensors
+
+__all__ = ["MAX_ALIGNMENT", "Moves", "SplitError", "moves_of"]
+
+MAX_ALIGNMENT = 256
+"""Bytes. Libraries choose kernels by the alignment of what they are given; cuBLASLt looks at up to
+256 (``CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES``), torch and Triton at 16."""
+
+
+class SplitError(ValueError):
+    """A tensor lies partly in memory that moves, and partly not, or in two that part."""
+
+
+class _Move(NamedTuple):
+    old: torch.Tensor
+    new: torch.Tensor
+    ranges: MemoryRanges
+    by: int
+
+
+class Moves:
+    """Pairs of an old tensor and the new one in its place.
+
+    An address within the bytes of an old tensor moves by as much as the tensor itself; all moves
+    happen at once, so two tensors may change places.
+
+    Args:
+        pairs: Old and new tensors, of one shape, stride, dtype and device.
+        shared_ok: Whether new tensors may share memory.
+
+    Attributes:
+        pairs: As given, without those that stay where they are.
+        each: The bytes of the old tensor of each pair.
+        ranges: The bytes of the old tensors.
+
+    Raises:
+        TypeError: A value is no tensor with an address.
+        ValueError: The tensors of a pair differ in more than their address, or two old tensors,
+            or two new ones, share memory.
+    """
+
+    def __init__(
+        self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], *, shared_ok: bool = False
+    ) -> None:
+        moves: list[_Move] = []
+        for old, new in pairs:
+            _check_alike(old, new)
+            with plain_tensors():
+                by = new.data_ptr() - old.data_ptr()
+            ranges = MemoryRanges.of([old])
+            if by and ranges:
+                moves.append(_Move(old, new, ranges, by))
+        self.pairs = tuple((move.old, move.new) for move in moves)
+        self.each = tuple(move.ranges for move in moves)
+        self.ranges = _union("old", self.each)
+        if not shared_ok:
+            _union("new", [MemoryRanges.of([move.new]) for move in moves])
+        runs = sorted(
+            (start, end, place)
+            for place, move in enumerate(moves)
+            for start, end in zip(move.ranges.starts, move.ranges.ends, strict=True)
+        )
+        self._moves = moves
+        self._runs = runs
+        self._starts = [start for start, _, _ in runs]
+
+    def __bool__(self) -> bool:
+        return bool(self._moves)
+
+    def pair_at(self, address: int) -> int | None:
+        """Return the number of the pair whose old tensor an address lies in."""
+        found = bisect_right(self._starts, address) - 1
+        if found < 0 or address >= self._runs[found][1]:
+            return None
+        return self._runs[found][2]
+
+    def _at(self, address: int) -> _Move | None:
+        found = self.pair_at(address)
+        return None if found is None else self._moves[found]
+
+    def address(self, address: int) -> int:
+        """Return where an address is after the moves."""
+        move = self._at(address)
+        return address if move is None else address + move.by
+
+    def touched(self, ascending: list[int]) -> list[int]:
+        """Return those of many addresses, in ascending order, that move."""
+        found: list[int] = []
+        place = 0
+        for start, end, _ in self._runs:
+            place = bisect_right(ascending, start - 1, place)
+            while place < len(ascending) and ascending[place] < end:
+                found.append(ascending[place])
+                place += 1
+        return found
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a view of new memory to be put in the place of ``tensor``.
+
+        Returns:
+            ``None`` if ``tensor`` lies in no memory that moves.
+
+        Raises:
+            SplitError: It lies there in part, or in two that move apart; or the new memory is not
+                aligned for its dtype.
+        """
+        if tensor.device != self.ranges.device or tensor.layout is not torch.strided:
+            return None
+        mine = MemoryRanges.of([tensor])
+        if not mine.overlaps(self.ranges):
+            return None
+        with plain_tensors():
+            start = tensor.data_ptr()
+            move = self._at(start)
+            if move is None or not move.ranges.contains(mine):
+                raise SplitError(
+                    f"a tensor of {tuple(tensor.shape)} {tensor.dtype} at {start:#x} lies in moved "
+                    "memory only in part"
+                )
+            storage = move.new.untyped_storage()
+            offset, rest = divmod(start + move.by - storage.data_ptr(), tensor.element_size())
+            if rest:
+                raise SplitError(
+                    f"a tensor of {tensor.dtype} at {start:#x} would lie at "
+                    f"{start + move.by:#x}, which is not aligned for it"
+                )
+            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return view.set_(storage, offset, tensor.shape, tensor.stride())
+
+    def memory(self, ranges: MemoryRanges) -> MemoryRanges:
+        """Return where a set of bytes is after the moves."""
+        if not ranges.overlaps(self.ranges):
+            return ranges
+        runs: list[tuple[int, int]] = []
+        for start, end in zip(ranges.starts, ranges.ends, strict=True):
+            while start < end:
+                found = bisect_right(self._starts, start) - 1
+                within = found >= 0 and start < self._runs[found][1]
+                if within:
+                    cut, by = self._runs[found][1], self._moves[self._runs[found][2]].by
+                else:
+                    after = found + 1
+                    cut = self._starts[after] if after < len(self._starts) else end
+                    by = 0
+                cut = min(cut, end)
+                runs.append((start + by, cut + by))
+                start = cut
+        return MemoryRanges.merged(runs, ranges.device)
+
+    def misaligned(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The pairs whose new tensor is less aligned than the old one, up to the most that counts.
+
+        Kernels were chosen by the alignment at capture, and may read past it elsewhere.
+        """
+        return [
+            (move.old, move.new)
+            for move in self._moves
+            if _alignment(move.new) < _alignment(move.old)
+        ]
+
+
+def moves_of(
+    moves: Mapping[torch.Tensor, torch.Tensor] | Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> Moves:
+    """Make :class:`Moves` of a mapping, or of pairs."""
+    if isinstance(moves, Mapping):
+        pairs: Any = moves.items()
+        return Moves(pairs)
+    return Moves(moves)
+
+
+def _alignment(tensor: torch.Tensor) -> int:
+    address = tensor.data_ptr()
+    return min(address & -address, MAX_ALIGNMENT)
+
+
+def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
+    for tensor in (old, new):
+        if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"rebind: expected pairs of tensors, got {type(tensor).__name__}")
+    for field in ("shape", "dtype", "device"):
+        if getattr(old, field) != getattr(new, field):
+            raise ValueError(
+                f"rebind: expected a new tensor of {field} {getattr(old, field)}, got "
+                f"{getattr(new, field)}. The graphs bake the old one in. Capture them anew."
+            )
+    if old.stride() != new.stride():
+        raise ValueError(
+            f"rebind: expected a new tensor of stride {old.stride()}, got {new.stride()}. "
+            "The graphs bake the old one in. Allocate it alike: torch.empty_like(old)."
+        )
+
+
+def _union(which: str, parts: Iterable[MemoryRanges]) -> MemoryRanges:
+    union = MemoryRanges.of(())
+    for part in sorted(parts, key=lambda each: each.starts):
+        if part.overlaps(union):
+            raise ValueError(
+                f"rebind: two {which} tensors share memory. Where their addresses go would be "
+                "ambiguous. Name the whole buffer once."
+            )
+        union = union.union(part)
+    return union

@@ -1,0 +1,147 @@
+"""Reads one captured graph and says what each of its addresses is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphshare.capture import InspectableGraph
+from graphshare.capture.reading import GraphReading, Holder, Word
+from graphshare.entry import Entry, apply_views
+from graphshare.errors import ProvenanceError
+from graphshare.provenance.labels import Named, named_places
+from graphshare.provenance.places import Place, Places, Use, place_of
+from graphshare.provenance.report import Address, NodeReport, Provenance
+from graphshare.refusals import Refusals
+from graphshare.state import walk
+from graphshare.state.nodes import is_on
+
+__all__ = ["leaves_of", "places_of", "readable_graph", "report_of"]
+
+_USES = {
+    Holder.GRAPH: Use.GRAPH,
+    Holder.TORCH: Use.TORCH,
+    Holder.DEVICE: Use.DEVICE,
+    Holder.HOST: Use.HOST,
+    Holder.NONE: Use.DANGLING,
+}
+
+
+def readable_graph(entry: Entry[Any], refuse: Refusals, doing: str) -> InspectableGraph:
+    """Return the graph of a key, which can be read.
+
+    Raises:
+        ReleasedStateError: The key was released.
+        ProvenanceError: Its graph was not handed over, or its backend has no such graphs.
+    """
+    if entry.dead:
+        raise refuse.released(entry.key, "the key was released or captured anew", doing=doing)
+    if isinstance(entry.graph, InspectableGraph):
+        return entry.graph
+    got = "none was handed over" if entry.graph is None else f"a {type(entry.graph).__name__}"
+    raise refuse.counted(
+        ProvenanceError(
+            f"{refuse.name}: {doing} of a graph that cannot be read",
+            expected="a graph that the pool captured, or that commit was given",
+            got=got,
+            key=entry.key,
+            remedy="Capture with pool.capture, or pass the graph to "
+            "commit(key, launch, outputs, graph=...)",
+            keys=(entry.key,),
+        )
+    )
+
+
+def leaves_of(entry: Entry[Any], device: torch.device) -> Iterator[Place]:
+    """Yield the leaves of a key's state on the device, as its pool sees them."""
+    use = Use.BORROWED if entry.borrowed else Use.STATE
+    for path, value in walk(apply_views(entry.views, entry.record.captured)):
+        if isinstance(value, torch.Tensor) and is_on(value.device, device):
+            place = _place(use, path, value, entry.record.pool_name)
+            if place is not None:
+                yield place
+
+
+def _place(use: Use, name: str, tensor: torch.Tensor, pool: str = "") -> Place | None:
+    try:
+        return place_of(use, name, tensor, pool)
+    except TypeError:  # sparse, nested, a wrapper: of a leaf under the rule "any"
+        return None
+
+
+def places_of(entry: Entry[Any], device: torch.device, named: Named) -> list[Place]:
+    """Return all memory that has a name for a key: its state, its outputs, what was named."""
+    found = list(leaves_of(entry, device))
+    for path, value in walk(entry.outputs):
+        if isinstance(value, torch.Tensor) and is_on(value.device, device):
+            place = _place(Use.OUTPUT, path or "output", value)
+            if place is not None:
+                found.append(place)
+    return [*found, *named_places(named, device)]
+
+
+def report_of(
+    entry: Entry[Any],
+    reading: GraphReading,
+    places: Places,
+    *,
+    pool: str,
+    backend: str,
+    device: torch.device,
+) -> Provenance:
+    """Say of each address of a graph what it is."""
+    nodes = tuple(
+        NodeReport(
+            node.number,
+            node.kind,
+            node.name,
+            tuple(
+                found
+                for word in node.words
+                if (found := _address(word, places, reading)) is not None
+            ),
+            node.opaque,
+            node.inside,
+        )
+        for node in reading.nodes
+    )
+    return Provenance(
+        pool=pool,
+        key=str(entry.key),
+        backend=backend,
+        device=str(device),
+        nodes=nodes,
+        places=tuple(places.all),
+        notes=reading.notes,
+        facts={"torch": str(torch.__version__), **reading.facts},
+    )
+
+
+def _address(word: Word, places: Places, reading: GraphReading) -> Address | None:
+    allocation = reading.find(word.address)
+    if allocation is None:
+        return None
+    use = _USES[allocation.holder]
+    named = places.at(word.address)
+    if not named or use is Use.DANGLING:  # a name does not bring freed memory back
+        return Address(
+            word.address,
+            word.where,
+            use,
+            named[0].name if named else "",
+            word.address - (named[0].address if named else allocation.start),
+            certainty=word.certainty,
+        )
+    first, *rest = named
+    return Address(
+        word.address,
+        word.where,
+        first.use,
+        first.name,
+        word.address - first.address,
+        first.pool,
+        word.certainty,
+        tuple(dict.fromkeys(each.name for each in rest)),
+    )

@@ -1,0 +1,153 @@
+"""Proves, from the graphs, that a borrower reads its lender's buffers and none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from graphshare.capture.reading import GraphReading
+from graphshare.core import PoolCore
+from graphshare.entry import Entry
+from graphshare.errors import ProvenanceError
+from graphshare.freshness import StateRecord
+from graphshare.memory import MemoryRanges
+from graphshare.owner import Phase
+from graphshare.provenance.finding import leaves_of, places_of, readable_graph, report_of
+from graphshare.provenance.places import Place, Places
+from graphshare.provenance.report import Provenance
+from graphshare.refusals import Refusals
+
+__all__ = ["prove"]
+
+
+def prove(
+    consumer: PoolCore[Any],
+    lent: dict[Hashable, Entry[Any]],
+    keys: Iterable[Hashable] | None,
+    *,
+    build: bool,
+) -> dict[Hashable, Provenance]:
+    """Prove it for some keys of a borrower.
+
+    Args:
+        consumer: The borrower.
+        lent: For each of its borrowed keys, the lender's entry.
+        keys: Of the consumer; by default all that are borrowed.
+        build: Whether to have the consumer's own owner build, to know its buffers.
+
+    Returns:
+        What was found in the consumer's graphs, by key.
+
+    Raises:
+        KeyMismatchError: A key is not captured, or not borrowed, or there is none.
+        ProvenanceError: A graph cannot be read, or it does not read what it should.
+    """
+    refuse = consumer.refuse
+    chosen = list(lent) if keys is None else list(keys)
+    missing = [key for key in chosen if key not in lent]
+    if missing or not chosen:
+        raise refuse.unknown_key("prove", missing or ["no key is borrowed"], tuple(lent)[:3])
+    reports: dict[Hashable, Provenance] = {}
+    for key in chosen:
+        entry, lender = consumer.lookup(key, "prove"), lent[key]
+        theirs = readable_graph(lender, refuse, "prove").read()
+        mine = readable_graph(entry, refuse, "prove").read()
+        places = Places(places_of(entry, consumer.device, consumer.holdings.named))
+        report = reports[key] = report_of(
+            entry,
+            mine,
+            places,
+            pool=consumer.name,
+            backend=consumer.backend.name,
+            device=consumer.device,
+        )
+        _check_borrowed(refuse, entry, leaves_of(entry, consumer.device), theirs, mine)
+        if consumer.owner is not None:
+            own = _own_memory(consumer, entry, build=build)
+            _check_own(refuse, entry, report, own)
+    return reports
+
+
+def _check_borrowed(
+    refuse: Refusals,
+    entry: Entry[Any],
+    leaves: Iterable[Place],
+    theirs: GraphReading,
+    mine: GraphReading,
+) -> None:
+    lent = [leaf for leaf in leaves if _reads(theirs, leaf)]
+    lost = [leaf for leaf in lent if not _reads(mine, leaf)]
+    lender = entry.record.pool_name
+    if not lent:
+        raise refuse.counted(
+            ProvenanceError(
+                f"{refuse.name}: prove",
+                expected=f"a graph of {lender} that reads the state that it lends",
+                got="one that reads no leaf of it",
+                key=entry.key,
+                consequence="There is nothing to compare with, so nothing is proven",
+                remedy=f"Have the forward of {lender} use the state that it is handed",
+                keys=(entry.key,),
+            )
+        )
+    if lost:
+        path = lost[0].name or "(the state itself)"
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise refuse.counted(
+            ProvenanceError(
+                f"{refuse.name}: prove: the graph does not read {path}{more}",
+                expected=f"its address, {lost[0].address:#x}, which the graph of {lender} reads",
+                got="no node that has it",
+                key=entry.key,
+                consequence="It reads something else in its place, that the lender's refresh "
+                "does not fill",
+                remedy="Have the forward use the state that it is handed, or narrow the state "
+                "with view=...",
+                keys=(entry.key,),
+                path=lost[0].name,
+                paths=tuple(leaf.name for leaf in lost),
+            )
+        )
+
+
+def _reads(reading: GraphReading, leaf: Place) -> bool:
+    start, end = leaf.address, leaf.address + leaf.nbytes
+    return any(start <= word.address < end for node in reading.nodes for word in node.words)
+
+
+def _own_memory(pool: PoolCore[Any], entry: Entry[Any], *, build: bool) -> MemoryRanges:
+    """Return the memory of the consumer's own owner, as far as it is known."""
+    book = pool.ledger.book(pool.owner)
+    if not build:
+        return book.footprint()
+    record = StateRecord(pool.ledger, book, pool.name, entry.key, pool.tally)
+    try:
+        record.build(entry.key, None, Phase.CAPTURE, pool.device, adopt=True)
+        return book.footprint().union(record.footprint(entry.key))
+    finally:
+        record.abandon()
+
+
+def _check_own(refuse: Refusals, entry: Entry[Any], report: Provenance, own: MemoryRanges) -> None:
+    record = entry.record
+    # Two owners may be one, or share buffers: what is lent may be read.
+    lent = record.book.footprint().union(record.footprint(entry.owner_key))
+    for node in report.nodes:
+        for each in node.addresses:
+            byte = MemoryRanges((each.address,), (each.address + 1,), own.device)
+            if not own.contains(byte) or lent.contains(byte):
+                continue
+            raise refuse.counted(
+                ProvenanceError(
+                    f"{refuse.name}: prove: node {node} reads a buffer of the consumer's own",
+                    expected=f"buffers of {record.pool_name}",
+                    got=f"{each.address:#x} ({each.where}), which {refuse.name}'s own owner fills",
+                    key=entry.key,
+                    consequence="No refresh of the lender fills it, so it holds what was last "
+                    "built there",
+                    remedy="Have the forward use the state that it is handed",
+                    keys=(entry.key,),
+                    path=each.name,
+                    node=str(node),
+                )
+            )

@@ -1,0 +1,293 @@
+"""Puts captured graphs, and all that is known of their states, on other memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graphshare.capture.moves import Moves, SplitError
+from graphshare.capture.patching import Patch
+from graphshare.core import PoolCore
+from graphshare.entry import Entry, apply_views
+from graphshare.errors import GraphShareError, RebindError
+from graphshare.freshness import Moved, StateRecord
+from graphshare.provenance.family import Member, family_of
+from graphshare.provenance.finding import readable_graph
+from graphshare.provenance.labels import moved_labels
+from graphshare.refusals import Refusals
+from graphshare.state import LayoutChecker, with_tensors
+
+__all__ = ["Rebinding", "rebind"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebinding:
+    """What a rebind changed.
+
+    Attributes:
+        graphs: Pool and key of each graph that changed.
+        states: Pool and key of each state that moved, and is stale.
+        nodes: Nodes that changed, in all graphs.
+        addresses: Addresses that changed, in all nodes.
+    """
+
+    graphs: tuple[tuple[str, Hashable], ...]
+    states: tuple[tuple[str, Hashable], ...]
+    nodes: int
+    addresses: int
+
+
+@dataclass(slots=True)
+class _Planned:
+    """One graph on other memory, worked out beforehand."""
+
+    member: Member
+    entry: Entry[Any]
+    patch: Patch
+    outputs: Any
+    view_checker: LayoutChecker | None
+
+
+def rebind(
+    pools: Sequence[PoolCore[Any]],
+    moves: Moves,
+    *,
+    keys: Iterable[Hashable] | None,
+    unused_ok: bool,
+) -> Rebinding:
+    """Put the graphs of some pools and of their families on other memory; all or none.
+
+    Args:
+        pools: At least one, on one device.
+        moves: What goes where.
+        keys: Of the first pool: the keys to move; ``None`` for all keys of all pools.
+        unused_ok: Whether an old tensor may be in no graph and no state.
+
+    Raises:
+        KeyMismatchError: A key is not captured.
+        ReleasedStateError: A pool is closed.
+        ProvenanceError: A graph cannot be read.
+        RebindError: It cannot be done.
+    """
+    first = pools[0]
+    refuse = first.refuse
+    _check_moves(pools, moves, refuse)
+    family = family_of(pools)
+    chosen = _chosen(first, family, keys)
+    records = {id(entry.record): entry.record for _, entry in chosen}
+    try:
+        moved = _moved_states(first, records.values(), moves)
+        if keys is not None:
+            _check_whole(first, family, chosen, moved)
+        _check_bystanders(first, family, moves)
+        planned = [
+            _plan(first, member, entry, moves, moved.get(id(entry.record)))
+            for member, entry in chosen
+        ]
+        labels = [moved_labels(member.holdings.named, moves) for member in family]
+        if not unused_ok:
+            _check_used(first, planned, records.values(), moves)
+    except SplitError as error:
+        raise _split(refuse, error) from None
+    _apply_all(planned)
+    # From here on nothing can fail.
+    by = (first.name, None)
+    for each in moved.values():
+        each.commit(by)
+    for each in planned:
+        each.entry.outputs = each.outputs
+        if each.entry.graph is not None:
+            each.entry.graph.outputs = each.outputs
+        if each.view_checker is not None:
+            each.entry.view_checker = each.view_checker
+    for member, named in zip(family, labels, strict=True):
+        member.holdings.named = named
+    changed = [each for each in planned if each.patch.nodes]
+    return Rebinding(
+        tuple((each.member.name, each.entry.key) for each in changed),
+        tuple((each.record.pool_name, each.record.key) for each in moved.values() if each.states),
+        sum(each.patch.nodes for each in planned),
+        sum(each.patch.words for each in planned),
+    )
+
+
+def _check_moves(pools: Sequence[PoolCore[Any]], moves: Moves, refuse: Refusals) -> None:
+    for pool in pools:
+        if pool.closed:
+            raise refuse.released(None, f"{pool.name} is closed", doing="rebind")
+        if pool.device != pools[0].device:
+            raise refuse.ownership(
+                "rebind across devices",
+                expected=f"pools on {pools[0].device}",
+                got=f"{pool.name} on {pool.device}",
+                remedy="Call rebind for each device",
+            )
+    device = pools[0].device
+    if moves.ranges and moves.ranges.device != device:
+        raise ValueError(
+            f"{refuse.name}: rebind: expected tensors on {device}, got {moves.ranges.device}"
+        )
+    crooked = moves.misaligned() if device.type == "cuda" else []
+    if crooked:
+        old, new = crooked[0]
+        raise refuse.counted(
+            RebindError(
+                f"{refuse.name}: rebind to memory that is less aligned",
+                expected=f"an address aligned as {old.data_ptr():#x} is, to at most 256 bytes",
+                got=f"{new.data_ptr():#x}",
+                consequence="Kernels were chosen for the alignment at capture",
+                remedy="Allocate the new tensor by itself: torch.empty_like(old)",
+            )
+        )
+
+
+def _chosen(
+    pool: PoolCore[Any], family: Sequence[Member], keys: Iterable[Hashable] | None
+) -> list[tuple[Member, Entry[Any]]]:
+    everything = [(member, entry) for member in family for entry in member.entries()]
+    if keys is None:
+        return everything
+    asked = {id(pool.lookup(key, "rebind")) for key in keys}
+    records = {id(entry.record) for _, entry in everything if id(entry) in asked}
+    # Who else replays on the same state moves with it.
+    return [
+        (member, entry)
+        for member, entry in everything
+        if id(entry) in asked
+        or (id(entry.record) in records and member.holdings is not pool.holdings)
+    ]
+
+
+def _moved_states(
+    pool: PoolCore[Any], records: Iterable[StateRecord], moves: Moves
+) -> dict[int, Moved]:
+    found: dict[int, Moved] = {}
+    for record in records:
+        try:
+            moved = record.moved(moves, pool.device)
+        except SplitError as error:
+            raise _split(pool.refuse, error, record) from None
+        if moved is not None:
+            found[id(record)] = moved
+    return found
+
+
+def _check_whole(
+    pool: PoolCore[Any],
+    family: Sequence[Member],
+    chosen: Sequence[tuple[Member, Entry[Any]]],
+    moved: dict[int, Moved],
+) -> None:
+    """Refuse to move a state under a key that was not named."""
+    named = {id(entry) for _, entry in chosen}
+    for member in family:
+        for entry in member.entries():
+            found = moved.get(id(entry.record))
+            if found is not None and found.states and id(entry) not in named:
+                raise pool.refuse.counted(
+                    RebindError(
+                        f"{pool.name}: rebind of some of the keys that share a state",
+                        expected="all keys on one state",
+                        got=f"all but {entry.key!r}",
+                        key=entry.key,
+                        consequence="The owner builds one state for them",
+                        remedy="Name this key too, or rebind all keys",
+                        keys=(entry.key,),
+                    )
+                )
+
+
+def _check_bystanders(pool: PoolCore[Any], family: Sequence[Member], moves: Moves) -> None:
+    """Refuse where a pool that is not asked has its state in memory that moves."""
+    ours = {id(record) for member in family for record in member.holdings.records()}
+    for record in pool.ledger.records():
+        if id(record) in ours or not record.leases or not record.reads.overlaps(moves.ranges):
+            continue
+        raise pool.refuse.counted(
+            RebindError(
+                f"{pool.name}: rebind of memory that {record.pool_name} reads too",
+                expected="every pool that reads it",
+                got=f"none of {record.pool_name}",
+                key=record.key,
+                consequence=f"The graphs of {record.pool_name} would go on reading the old memory",
+                remedy=f"Name it: {pool.name}.rebind(..., also=[{record.pool_name}])",
+                keys=tuple(record.keys),
+            )
+        )
+
+
+def _plan(
+    pool: PoolCore[Any], member: Member, entry: Entry[Any], moves: Moves, moved: Moved | None
+) -> _Planned:
+    refuse = member.holdings.refuse
+    try:
+        graph = readable_graph(entry, refuse, "rebind")
+        patch = graph.patch(moves)
+        outputs = with_tensors(entry.outputs, moves.tensor)
+    except SplitError as error:
+        raise _split(pool.refuse, error, entry.record, entry.key) from None
+    except GraphShareError as error:
+        raise refuse.of(error, entry.key) from error
+    checker = None
+    if entry.view_checker is not None and moved is not None and moved.states is not None:
+        rules = getattr(entry.record.book.owner, "host_values", None)
+        seen = apply_views(entry.views, moved.states[0])
+        checker = LayoutChecker(seen, pool.device, rules)
+    return _Planned(member, entry, patch, outputs, checker)
+
+
+def _check_used(
+    pool: PoolCore[Any],
+    planned: Sequence[_Planned],
+    records: Iterable[StateRecord],
+    moves: Moves,
+) -> None:
+    used = {moves.pair_at(address) for each in planned for address in each.patch.old}
+    states = [record.leaves for record in records] if len(used) < len(moves.pairs) else []
+    for number, (old, _) in enumerate(moves.pairs):
+        if number in used or any(moves.each[number].overlaps(each) for each in states):
+            continue
+        raise pool.refuse.counted(
+            RebindError(
+                f"{pool.name}: rebind of a tensor that nothing reads",
+                expected="the tensor at the address that the graphs hold",
+                got=f"{tuple(old.shape)} {old.dtype} at {old.data_ptr():#x}, in no graph and "
+                "no state",
+                consequence="The graphs may go on reading other memory that it was taken for",
+                remedy="Pass the very tensor that was captured; see pool.provenance(key), or pass "
+                "unused_ok=True",
+            )
+        )
+
+
+def _apply_all(planned: Sequence[_Planned]) -> None:
+    with contextlib.ExitStack() as undo:
+        for each in planned:
+            try:
+                each.patch.apply()
+            except GraphShareError as error:
+                raise each.member.holdings.refuse.of(error, each.entry.key) from error
+            undo.callback(each.patch.revert)
+        undo.pop_all()
+
+
+def _split(
+    refuse: Refusals,
+    error: SplitError,
+    record: StateRecord | None = None,
+    key: Hashable = None,
+) -> RebindError:
+    whose = "" if record is None else f" of {record.pool_name}"
+    return refuse.counted(
+        RebindError(
+            f"{refuse.name}: rebind of a part of a tensor{whose}",
+            expected="old tensors that hold each of the captured ones whole",
+            got=str(error),
+            key=key if record is None or key is not None else record.key,
+            consequence="A graph would read on into memory that is not its own",
+            remedy="Pass the whole buffer, not a view of it",
+            keys=() if record is None else tuple(record.keys),
+        )
+    )

@@ -1,0 +1,120 @@
+"""A state with some of its tensors replaced, all else as it was."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphshare.state.nest import Kind, children, iterate_of, shape_of
+
+__all__ = ["with_tensors"]
+
+
+def with_tensors(nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
+    """Return ``nest`` with other tensors in it.
+
+    Containers on the way to a replaced tensor are copied, one copy for each object, so what was
+    shared is shared again; all others are the very objects of ``nest``. No code of a container's
+    class runs but what :mod:`copy` calls for subclasses of list, dict and deque.
+
+    Args:
+        nest: Any nest of tensors and host values.
+        replace: Asked once for each tensor object; returns what to put in its place, or ``None``
+            to leave it.
+
+    Raises:
+        TypeError: A tuple that contains itself holds a replaced tensor.
+    """
+    return _Replacing(nest, replace).result
+
+
+class _Replacing:
+    def __init__(self, nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._below: dict[int, tuple[Any, list[Any]]] = {}
+        self._made: dict[int, Any] = {}
+        self._building: set[int] = set()
+        changed = self._look(nest, replace)
+        self._changed = self._above(changed)
+        self.result = self._of(nest)
+
+    def _look(self, nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> set[int]:
+        """Visit everything once; return the ids of the tensors that are replaced."""
+        changed: set[int] = set()
+        stack = [nest]
+        while stack:
+            value = stack.pop()
+            if id(value) in self._below:
+                continue
+            kind = shape_of(type(value)).kind
+            if kind is Kind.VALUE:
+                continue
+            items = [item for _, item in children(value) or ()]
+            self._below[id(value)] = value, items  # holds it: an id is good while it lives
+            if kind is Kind.TENSOR:
+                other = replace(value)
+                if other is not None:
+                    self._made[id(value)] = other
+                    changed.add(id(value))
+            stack.extend(items)
+        return changed
+
+    def _above(self, changed: set[int]) -> set[int]:
+        """Return the ids of the replaced tensors and of every container that leads to one."""
+        parents: dict[int, list[int]] = {}
+        for name, (_, items) in self._below.items():
+            for item in items:
+                parents.setdefault(id(item), []).append(name)
+        found, stack = set(changed), list(changed)
+        while stack:
+            for parent in parents.get(stack.pop(), ()):
+                if parent not in found:
+                    found.add(parent)
+                    stack.append(parent)
+        return found
+
+    def _of(self, value: Any) -> Any:
+        if id(value) not in self._changed:
+            return value
+        made = self._made.get(id(value))
+        if made is not None:
+            return made
+        cls = type(value)
+        shape = shape_of(cls)
+        if isinstance(value, (tuple, types.MappingProxyType)):
+            if id(value) in self._building:
+                raise TypeError(f"state: a {cls.__name__} that contains itself cannot be copied")
+            self._building.add(id(value))
+            made = self._frozen(value)
+            self._made[id(value)] = made
+        else:
+            made = object.__new__(cls) if shape.kind is Kind.OBJECT else copy.copy(value)
+            self._made[id(value)] = made  # before what is within: it may lead back here
+            self._fill(value, made)
+        if shape.has_dict:
+            attributes = object.__getattribute__(made, "__dict__")
+            for name, item in object.__getattribute__(value, "__dict__").items():
+                attributes[name] = self._of(item)
+        for _, member in shape.slots:
+            try:
+                item = member.__get__(value, cls)
+            except AttributeError:  # unset
+                continue
+            member.__set__(made, self._of(item))
+        return made
+
+    def _frozen(self, value: Any) -> Any:
+        if isinstance(value, types.MappingProxyType):
+            return types.MappingProxyType({key: self._of(item) for key, item in value.items()})
+        return tuple.__new__(type(value), [self._of(item) for item in tuple.__iter__(value)])
+
+    def _fill(self, value: Any, made: Any) -> None:
+        if isinstance(value, dict):
+            for key, item in dict.items(value):
+                dict.__setitem__(made, key, self._of(item))
+        elif shape_of(type(value)).kind is Kind.SEQUENCE:
+            for place, item in enumerate(iterate_of(type(value))(value)):
+                made[place] = self._of(item)

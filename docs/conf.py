@@ -74,6 +74,12 @@ def _signature(
     return None
 
 
+def _no_type(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Keep Napoleon from taking a member's sentence, up to its colon, for a type."""
+    if what in ("attribute", "data", "property"):
+        lines[:0] = ["..", ""]  # an empty comment: it looks at the first line alone
+
+
 def _by_last_name(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement
 ) -> nodes.Node | None:
@@ -94,4 +100,5 @@ def setup(app: Sphinx) -> None:
         if field.name == "variable":
             field.label = "Attributes"  # as the docstrings call them
     app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-process-docstring", _no_type, priority=400)  # before Napoleon
     app.connect("missing-reference", _by_last_name)

@@ -7,15 +7,22 @@ the device, at each replay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from graphshare.adapters.toy.cache import SCRATCH_PAGE, LayerCache
+from graphshare.adapters.toy.cache import SCRATCH_PAGE, LayerCache, make_cache
 from graphshare.adapters.toy.rows import split_blocks
+from graphshare.owner import AttentionSpec
 
-__all__ = ["KeyView", "PagedMetadata", "attend", "key_views"]
+if TYPE_CHECKING:
+    from graphshare.adapters.toy.config import EngineConfig, ToyConfig
+    from graphshare.adapters.toy.owner import PagedOwner
+    from graphshare.state import AttentionState
+
+__all__ = ["KeyView", "PagedMetadata", "TorchKernel", "attend", "key_views"]
 
 # Finite, so that a row that sees nothing (padding) gives numbers, not NaN; far enough from any
 # score that a masked weight is exactly zero beside a visible one.
@@ -135,3 +142,55 @@ def attend(query: torch.Tensor, cache: LayerCache, view: KeyView) -> torch.Tenso
     scores = torch.matmul(grouped, keys.transpose(2, 3))
     weights = torch.softmax(scores.masked_fill(view.hidden, _MASKED), dim=-1)
     return torch.matmul(weights, values).transpose(0, 1).reshape(num_rows, -1)
+
+
+class TorchKernel:
+    """Attention in plain torch, float32, on any device.
+
+    A row's bits do not depend on the rows beside it, so that speculation gives exactly the tokens
+    of plain decoding.
+    """
+
+    name = "torch"
+    row_invariant = True
+
+    def make_cache(
+        self, config: ToyConfig, engine: EngineConfig, num_layers: int, device: torch.device | str
+    ) -> list[LayerCache]:
+        """Make one cache a layer."""
+        return make_cache(config, engine, num_layers, device)
+
+    def owner(
+        self, config: ToyConfig, engine: EngineConfig, device: torch.device | str
+    ) -> PagedOwner:
+        """Make an owner with buffers of its own."""
+        from graphshare.adapters.toy.owner import PagedOwner  # which imports this file
+
+        del config  # no plan depends on heads here
+        return PagedOwner(engine, device)
+
+    def spec(self, config: ToyConfig, engine: EngineConfig) -> AttentionSpec:
+        """Return what the states are built for."""
+        return AttentionSpec(
+            num_q_heads=config.num_q_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            page_size=engine.page_size,
+            causal=True,
+            window=-1,
+            q_dtype=torch.float32,
+            kv_dtype=torch.float32,
+            backend=self.name,
+        )
+
+    def views(
+        self, state: AttentionState, num_tokens: int, uniform_query_len: int | None
+    ) -> list[KeyView]:
+        """Find the slots that each row sees: :func:`key_views`."""
+        return key_views(state.attn_metadata, num_tokens, uniform_query_len)
+
+    def attend(
+        self, queries: Sequence[torch.Tensor], cache: LayerCache, views: Sequence[KeyView]
+    ) -> list[torch.Tensor]:
+        """Attend block by block: :func:`attend`."""
+        return [attend(query, cache, view) for query, view in zip(queries, views, strict=True)]

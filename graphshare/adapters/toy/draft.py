@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from graphshare.adapters.toy.attention import key_views
-from graphshare.adapters.toy.cache import LayerCache
 from graphshare.adapters.toy.config import ToyConfig
-from graphshare.adapters.toy.model import DecoderLayer, RMSNorm, TargetModel, run_layer
+from graphshare.adapters.toy.kernel import AttentionKernel, LayerStore
+from graphshare.adapters.toy.model import TORCH, DecoderLayer, RMSNorm, TargetModel, run_layer
 from graphshare.adapters.toy.rows import join_blocks, split_blocks
 
 if TYPE_CHECKING:
@@ -44,9 +43,10 @@ class DraftModel(nn.Module):
         next_token_ids: torch.Tensor,
         positions: torch.Tensor,
         state: AttentionState,
-        cache: LayerCache,
+        cache: LayerStore,
         *,
         uniform_query_len: int | None = None,
+        kernel: AttentionKernel = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the draft on flat rows: those of a target's step, or one of each request.
 
@@ -59,13 +59,14 @@ class DraftModel(nn.Module):
                 pages and the slots are the same.
             cache: The draft's own, addressed by the target's slots; written in place.
             uniform_query_len: Rows of every request, if all have the same.
+            kernel: Attends; the target's.
 
         Returns:
             Predicted hidden states, ``[num_tokens, hidden_size]``, and the draft token of each
             row, ``[num_tokens]`` int64.
         """
         num_tokens = next_token_ids.shape[0]
-        views = key_views(state.attn_metadata, num_tokens, uniform_query_len)
+        views = kernel.views(state, num_tokens, uniform_query_len)
         turns = [target.rope.at(block) for block in split_blocks(positions)]
         blocks = [
             self.merge(block, target.embedding(tokens))
@@ -73,7 +74,7 @@ class DraftModel(nn.Module):
                 split_blocks(hidden), split_blocks(next_token_ids), strict=True
             )
         ]
-        blocks = run_layer(self.layer, blocks, turns, views, cache, state.slot_mappings)
+        blocks = run_layer(self.layer, blocks, turns, views, cache, state.slot_mappings, kernel)
         blocks = [self.norm(block) for block in blocks]
         tokens = [target.logits(block).argmax(-1) for block in blocks]
         return join_blocks(blocks, num_tokens), join_blocks(tokens, num_tokens)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphshare.adapters.toy.batch import StepBatch
-from graphshare.adapters.toy.cache import make_cache
 from graphshare.adapters.toy.config import EngineConfig
 from graphshare.adapters.toy.draft import DraftModel
-from graphshare.adapters.toy.model import TargetModel
+from graphshare.adapters.toy.kernel import AttentionKernel, ToyOwner
+from graphshare.adapters.toy.model import TORCH, TargetModel
 from graphshare.buffers import PersistentBuffer
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Forwards:
         draft: The draft; the same.
         engine: What the buffers are sized for.
         device: Where the buffers lie; the models must be there.
+        kernel: Attends, for both models.
 
     Raises:
         ValueError: When the models know fewer positions than the engine allows.
@@ -55,6 +56,7 @@ class Forwards:
         draft: DraftModel,
         engine: EngineConfig,
         device: torch.device | str,
+        kernel: AttentionKernel = TORCH,
     ) -> None:
         config = target.config
         if engine.max_model_len > config.max_model_len:
@@ -63,10 +65,12 @@ class Forwards:
                 f"got {engine.max_model_len}"
             )
         self.engine = engine
+        self.kernel = kernel
+        self.device = torch.device(device)
         self.target_model = target.requires_grad_(False).eval()
         self.draft_model = draft.requires_grad_(False).eval()
         # The draft's layer comes last: its own tensors, the target's slots and pages.
-        *self.target_caches, self.draft_cache = make_cache(
+        *self.target_caches, self.draft_cache = kernel.make_cache(
             config, engine, config.num_layers + 1, device
         )
 
@@ -87,6 +91,10 @@ class Forwards:
         self._draft_hidden = rows_of_hidden("draft_hidden", requests)
         self._rows = ids("rows", requests)
 
+    def make_owner(self) -> ToyOwner:
+        """Make an owner of the kernel's states, with buffers of its own."""
+        return self.kernel.owner(self.target_model.config, self.engine, self.device)
+
     def load_target(self, batch: StepBatch, num_tokens: int) -> None:
         """Write the inputs of a target step, padded to ``num_tokens`` rows."""
         self._token_ids.write(batch.token_ids, num_tokens)
@@ -105,6 +113,7 @@ class Forwards:
             state,
             self.target_caches,
             uniform_query_len=key.uniform_query_len,
+            kernel=self.kernel,
         )
         self._hidden.tensor[:num_tokens].copy_(hidden)
         return tokens
@@ -125,6 +134,7 @@ class Forwards:
                 state,
                 self.draft_cache,
                 uniform_query_len=key.uniform_query_len,
+                kernel=self.kernel,
             )
         )
 
@@ -158,5 +168,6 @@ class Forwards:
                 state,
                 self.draft_cache,
                 uniform_query_len=key.uniform_query_len,
+                kernel=self.kernel,
             )
         )

@@ -16,7 +16,6 @@ from typing_extensions import Self
 from graphshare.adapters.toy.batch import AttentionBatch
 from graphshare.adapters.toy.config import EngineConfig
 from graphshare.adapters.toy.forwards import DraftOutput, Forwards
-from graphshare.adapters.toy.owner import PagedOwner
 from graphshare.core import Forward
 from graphshare.descriptor import BatchDescriptor, capture_descriptors
 from graphshare.owner import AttentionSpec, StateOwner
@@ -52,18 +51,7 @@ def decode_keys(engine: EngineConfig) -> list[BatchDescriptor]:
 
 def spec_of(forwards: Forwards) -> AttentionSpec:
     """Return what both models' attention is built for; the layer count does not matter."""
-    config = forwards.target_model.config
-    return AttentionSpec(
-        num_q_heads=config.num_q_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
-        page_size=forwards.engine.page_size,
-        causal=True,
-        window=-1,
-        q_dtype=torch.float32,
-        kv_dtype=torch.float32,
-        backend="torch",
-    )
+    return forwards.kernel.spec(forwards.target_model.config, forwards.engine)
 
 
 class GraphRunner:
@@ -76,7 +64,7 @@ class GraphRunner:
         device: Where everything lies.
         backend: As for :class:`graphshare.GraphPool`.
         checks: The same.
-        target_owner, prefill_owner, decode_owner: Instead of :class:`PagedOwner`, e.g. to take
+        target_owner, prefill_owner, decode_owner: Instead of the kernel's own, e.g. to take
             times, or to plant a fault.
         prefill_spec: What draft prefills are planned for; by default what the target is.
         prefill_keys: Keys of draft prefills; by default the target's, whose states they borrow.
@@ -111,7 +99,7 @@ class GraphRunner:
         ) -> GraphPool[BatchDescriptor]:
             return GraphPool(
                 name,
-                owner=owner or PagedOwner(engine, device),
+                owner=owner or forwards.make_owner(),
                 spec=spec or spec_of(forwards),
                 device=device,
                 backend=backend,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from graphshare.adapters.toy.attention import KeyView, attend, key_views
-from graphshare.adapters.toy.cache import LayerCache
+from graphshare.adapters.toy.attention import TorchKernel
 from graphshare.adapters.toy.config import ToyConfig
+from graphshare.adapters.toy.kernel import AttentionKernel, LayerStore
 from graphshare.adapters.toy.rows import join_blocks, split_blocks
 
 if TYPE_CHECKING:
     from graphshare.state import AttentionState
 
-__all__ = ["DecoderLayer", "Heads", "RMSNorm", "Rope", "TargetModel", "run_layer"]
+__all__ = ["TORCH", "DecoderLayer", "Heads", "RMSNorm", "Rope", "TargetModel", "run_layer"]
+
+TORCH = TorchKernel()
+"""The kernel that is used where none is named."""
 
 
 class RMSNorm(nn.Module):
@@ -130,9 +133,10 @@ def run_layer(
     layer: DecoderLayer,
     blocks: Sequence[torch.Tensor],
     turns: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    views: Sequence[KeyView],
-    cache: LayerCache,
+    views: Any,
+    cache: LayerStore,
     slot_mapping: torch.Tensor,
+    kernel: AttentionKernel,
 ) -> list[torch.Tensor]:
     """Run one layer over all blocks of rows: first all writes to the cache, then all reads.
 
@@ -140,9 +144,10 @@ def run_layer(
         layer: The layer.
         blocks: Blocks of ``[ROW_BLOCK, hidden_size]``.
         turns: Cosines and sines for each block.
-        views: Visible keys for each block.
+        views: What the kernel worked out for all layers.
         cache: Of this layer; written in place.
         slot_mapping: ``[num_tokens]`` int64.
+        kernel: Attends.
 
     Returns:
         New blocks.
@@ -154,10 +159,8 @@ def run_layer(
         join_blocks([h.value for h in heads], num_tokens),
         slot_mapping,
     )
-    return [
-        layer.finish(x, attend(h.query, cache, view))
-        for x, h, view in zip(blocks, heads, views, strict=True)
-    ]
+    attended = kernel.attend([h.query for h in heads], cache, views)
+    return [layer.finish(x, found) for x, found in zip(blocks, attended, strict=True)]
 
 
 class TargetModel(nn.Module):
@@ -184,29 +187,31 @@ class TargetModel(nn.Module):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         state: AttentionState,
-        caches: Sequence[LayerCache],
+        caches: Sequence[LayerStore],
         *,
         uniform_query_len: int | None = None,
+        kernel: AttentionKernel = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one step on flat rows, padded rows included.
 
         Args:
             token_ids: ``[num_tokens]`` int64.
             positions: ``[num_tokens]`` int64.
-            state: ``PagedMetadata`` and the slot mapping, ``[num_tokens]`` int64.
-            caches: One a layer; written in place.
+            state: What an owner of the kernel built, and the slot mapping, ``[num_tokens]`` int64.
+            caches: One a layer, of the kernel's making; written in place.
             uniform_query_len: Rows of every request, if all have the same.
+            kernel: Attends.
 
         Returns:
             Hidden states after the last norm, ``[num_tokens, hidden_size]``, and the greedy next
             token of each row, ``[num_tokens]`` int64.
         """
         num_tokens = token_ids.shape[0]
-        views = key_views(state.attn_metadata, num_tokens, uniform_query_len)
+        views = kernel.views(state, num_tokens, uniform_query_len)
         turns = [self.rope.at(block) for block in split_blocks(positions)]
         blocks = [self.embedding(block) for block in split_blocks(token_ids)]
         for layer, cache in zip(self.layers, caches, strict=True):
-            blocks = run_layer(layer, blocks, turns, views, cache, state.slot_mappings)  # pyright: ignore[reportArgumentType]
+            blocks = run_layer(layer, blocks, turns, views, cache, state.slot_mappings, kernel)  # pyright: ignore[reportArgumentType]
         blocks = [self.norm(block) for block in blocks]
         tokens = [self.logits(block).argmax(-1) for block in blocks]
         return join_blocks(blocks, num_tokens), join_blocks(tokens, num_tokens)

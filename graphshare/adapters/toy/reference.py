@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from graphshare.adapters.toy.batch import AttentionBatch, QuerySpan
-from graphshare.adapters.toy.cache import make_cache
 from graphshare.adapters.toy.config import EOS, EngineConfig
-from graphshare.adapters.toy.model import TargetModel
-from graphshare.adapters.toy.owner import PagedOwner
+from graphshare.adapters.toy.kernel import AttentionKernel
+from graphshare.adapters.toy.model import TORCH, TargetModel
 from graphshare.descriptor import BatchDescriptor
 from graphshare.owner import Phase
 
@@ -25,6 +24,7 @@ def greedy_tokens(
     max_new_tokens: int,
     *,
     device: torch.device | str = "cpu",
+    kernel: AttentionKernel = TORCH,
 ) -> list[int]:
     """Continue one prompt without a draft, without graphs, one token a step.
 
@@ -34,12 +34,13 @@ def greedy_tokens(
         prompt: At least one token.
         max_new_tokens: Tokens to produce, unless the text ends before.
         device: Where to run.
+        kernel: Attends.
 
     Returns:
         The new tokens; the last one may be ``EOS``.
     """
-    caches = make_cache(target.config, engine, target.config.num_layers, device)
-    owner = PagedOwner(engine, device)
+    caches = kernel.make_cache(target.config, engine, target.config.num_layers, device)
+    owner = kernel.owner(target.config, engine, device)
     pages = range(1, engine.max_pages + 1)
     tokens = list(prompt)
     computed = 0
@@ -52,6 +53,7 @@ def greedy_tokens(
             torch.arange(computed, computed + len(rows), device=device),
             owner.build(key, batch, Phase.REPLAY),
             caches,
+            kernel=kernel,
         )
         computed += len(rows)
         if computed == len(tokens):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +10,10 @@ import torch
 
 from graphshare.adapters.toy.batch import AttentionBatch, QuerySpan, Request
 from graphshare.adapters.toy.forwards import DraftOutput, Forwards
-from graphshare.adapters.toy.owner import PagedOwner
+from graphshare.adapters.toy.kernel import ToyOwner
 from graphshare.adapters.toy.scheduler import Scheduler, StepOutcome
 from graphshare.descriptor import BatchDescriptor
+from graphshare.dispatch import Dispatcher
 from graphshare.owner import Phase
 
 __all__ = ["EagerRunner", "Runner", "SpeculativeEngine", "StepCounts"]
@@ -43,39 +44,50 @@ class Runner(Protocol):
 
 
 class EagerRunner:
-    """Runs every forward eagerly, on keys without padding.
+    """Runs every forward eagerly.
 
     Args:
         forwards: The models and their inputs.
         target_owner: Writes the target's states.
         decode_owner: Writes the states of draft decodes.
         prefill_owner: Writes the states of draft prefills; ``None`` to run them on the target's.
+        keys: Keys of the target and of draft decodes, to pad batches as graphs captured for them
+            would. A kernel whose rounding depends on the batch's shape gives the same bits only
+            on the same shapes. By default no batch is padded.
     """
 
     def __init__(
         self,
         forwards: Forwards,
-        target_owner: PagedOwner,
-        decode_owner: PagedOwner,
-        prefill_owner: PagedOwner | None = None,
+        target_owner: ToyOwner,
+        decode_owner: ToyOwner,
+        prefill_owner: ToyOwner | None = None,
+        keys: tuple[Sequence[BatchDescriptor], Sequence[BatchDescriptor]] | None = None,
     ) -> None:
         self._forwards = forwards
+        self._target_keys, self._decode_keys = map(Dispatcher, keys) if keys else (None, None)
         self._target_owner = target_owner
         self._decode_owner = decode_owner
         self._prefill_owner = prefill_owner
         self._state: Any = None
 
     @staticmethod
-    def _key(batch: AttentionBatch) -> BatchDescriptor:
-        return BatchDescriptor(
+    def _key(batch: AttentionBatch, keys: Dispatcher[BatchDescriptor] | None) -> BatchDescriptor:
+        shape = BatchDescriptor(
             num_tokens=batch.num_tokens,
             num_reqs=batch.num_reqs,
             uniform_query_len=batch.uniform_query_len,
         )
+        if keys is None:
+            return shape
+        key = keys.dispatch(shape)
+        if key is None:
+            raise ValueError(f"keys: none covers {shape}")
+        return key
 
     def prepare_target(self, batch: AttentionBatch) -> BatchDescriptor:
         """Build the target's state."""
-        key = self._key(batch)
+        key = self._key(batch, self._target_keys)
         self._state = self._target_owner.build(key, batch, Phase.REPLAY)
         return key
 
@@ -91,7 +103,7 @@ class EagerRunner:
 
     def prepare_draft_decode(self, batch: AttentionBatch) -> BatchDescriptor:
         """Build the state of a draft decode."""
-        key = self._key(batch)
+        key = self._key(batch, self._decode_keys)
         self._state = self._decode_owner.build(key, batch, Phase.REPLAY)
         return key
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphshare.adapters.toy.config import EngineConfig
+from graphshare.adapters.toy.kernel import ATTENTION
 
 __all__ = ["FAULTS", "InputError", "Options", "add_arguments", "engine_config", "read_options"]
 
@@ -44,6 +45,7 @@ class Options:
         max_new_tokens: Tokens to produce for each.
         num_draft_tokens: Draft tokens a step (K).
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        attention: The kernel that attends.
         threads: Of torch on the CPU.
         seed: Of the arrivals.
         arrivals: Mean steps between two requests.
@@ -57,6 +59,7 @@ class Options:
     max_new_tokens: int
     num_draft_tokens: int
     device: str
+    attention: str
     threads: int
     seed: int
     arrivals: int
@@ -108,6 +111,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to run; auto takes a GPU if there is one",
     )
     engine.add_argument(
+        "--attention",
+        choices=ATTENTION,
+        default="torch",
+        help="the kernel that attends (default: torch); the others need a GPU and their library",
+    )
+    engine.add_argument(
         "--threads",
         type=int,
         default=1,
@@ -130,12 +139,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--quiet", action="store_true", help="only what is shown at the end")
 
 
-def engine_config(num_draft_tokens: int) -> EngineConfig:
+def engine_config(num_draft_tokens: int, attention: str = "torch") -> EngineConfig:
     """Return the engine's sizes: few enough keys that a CPU captures them in a second."""
+    # FlashAttention 2 takes pages of a multiple of 256 tokens only.
+    pages = {"page_size": 256, "num_pages": 17} if attention == "flash_attn2" else {}
     return EngineConfig(
         max_num_reqs=_MAX_NUM_REQS,
         max_num_tokens=_MAX_NUM_TOKENS,
         num_draft_tokens=num_draft_tokens,
+        **pages,
     )
 
 
@@ -147,6 +159,13 @@ def read_options(given: argparse.Namespace) -> Options:
     """
     if given.unsafe and given.fault is None:
         raise InputError("--unsafe: expected together with --fault, which says what to let through")
+    if given.attention != "torch":
+        if given.fault is not None:
+            raise InputError(
+                "--fault: expected with --attention torch, in whose parts it is planted"
+            )
+        if given.device == "cpu":
+            raise InputError(f"--attention {given.attention}: expected a GPU, got --device cpu")
     _in_range("--num-draft-tokens", given.num_draft_tokens, 1, _MAX_DRAFT_TOKENS)
     _in_range("--max-new-tokens", given.max_new_tokens, 1, None)
     _in_range("--threads", given.threads, 1, os.cpu_count() or 1)
@@ -166,6 +185,7 @@ def read_options(given: argparse.Namespace) -> Options:
         max_new_tokens=given.max_new_tokens,
         num_draft_tokens=given.num_draft_tokens,
         device=given.device,
+        attention=given.attention,
         threads=given.threads,
         seed=given.seed,
         arrivals=given.arrivals,

@@ -18,6 +18,7 @@ from graphshare.adapters.toy.demo.arguments import (
     engine_config,
     read_options,
 )
+from graphshare.adapters.toy.kernel import kernel_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +46,10 @@ def run(given: argparse.Namespace, refuse: Refuse) -> int:
     try:
         options = read_options(given)
         device = _device(options.device)
+        if options.attention != "torch" and device.type != "cuda":
+            raise InputError(
+                f"--attention {options.attention}: expected a CUDA device, and torch finds none"
+            )
     except InputError as error:
         refuse(str(error))
     try:
@@ -54,7 +59,8 @@ def run(given: argparse.Namespace, refuse: Refuse) -> int:
         from graphshare.adapters.toy.demo.workload import Workload
 
         with _threads(options.threads):
-            bench = Bench(engine_config(options.num_draft_tokens), device)
+            config = engine_config(options.num_draft_tokens, options.attention)
+            bench = Bench(config, device, kernel_named(options.attention))
             workload = Workload.of(
                 options.prompts,
                 options.max_new_tokens,
@@ -94,6 +100,7 @@ def _facts(options: Options, bench: Bench) -> dict[str, Any]:
         "graphshare": __version__,
         "torch": torch.__version__,
         "device": str(bench.device),
+        "attention": options.attention,
         "threads": options.threads,
         "num_draft_tokens": options.num_draft_tokens,
         "max_new_tokens": options.max_new_tokens,

@@ -15,7 +15,9 @@ from graphshare.adapters.toy.config import EngineConfig
 from graphshare.adapters.toy.demo.metering import MeteredOwner, MeteredRunner, Stopwatch
 from graphshare.adapters.toy.demo.workload import Workload
 from graphshare.adapters.toy.forwards import Forwards
-from graphshare.adapters.toy.graphs import GraphRunner
+from graphshare.adapters.toy.graphs import GraphRunner, decode_keys, target_keys
+from graphshare.adapters.toy.kernel import AttentionKernel
+from graphshare.adapters.toy.model import TORCH
 from graphshare.adapters.toy.reference import greedy_tokens
 from graphshare.adapters.toy.speculation import EagerRunner, Runner, SpeculativeEngine
 from graphshare.progress import Progress
@@ -113,16 +115,19 @@ class Bench:
     Args:
         engine: Sizes.
         device: Where to run.
+        kernel: Attends.
 
     Attributes:
         forwards: What all runs share: weights, cache, inputs.
     """
 
-    def __init__(self, engine: EngineConfig, device: torch.device) -> None:
+    def __init__(
+        self, engine: EngineConfig, device: torch.device, kernel: AttentionKernel = TORCH
+    ) -> None:
         self.engine = engine
         self.device = device
         target, draft = load_models(device=device)
-        self.forwards = Forwards(target, draft, engine, device)
+        self.forwards = Forwards(target, draft, engine, device, kernel)
 
     def run(
         self,
@@ -139,10 +144,13 @@ class Bench:
             feed: Told of the progress.
         """
         watch = Stopwatch(self.device)
-        owners = [MeteredOwner(self.engine, self.device, watch) for _ in range(3)]
+        owners = [MeteredOwner(self.forwards.make_owner(), watch) for _ in range(3)]
         if mode == "eager":
             target, prefill, decode = owners
-            runner = EagerRunner(self.forwards, target, decode, prefill)
+            # A kernel that rounds by the shape of a batch must be given the graphs' shapes.
+            padded = (target_keys(self.engine), decode_keys(self.engine))
+            keys = None if self.forwards.kernel.row_invariant else padded
+            runner = EagerRunner(self.forwards, target, decode, prefill, keys)
             return self._served(runner, watch, owners, workload, feed.watcher)
         with GraphRunner(
             self.forwards,
@@ -198,6 +206,7 @@ class Bench:
                     prompt,
                     workload.max_new_tokens,
                     device=self.device,
+                    kernel=self.forwards.kernel,
                 )
             )
             for prompt in workload.prompt_tokens

@@ -1,0 +1,76 @@
+"""What the graphs of each attention backend freeze, write and leave alone.
+
+Read from vLLM's sources; the lines are those of 0.25.1, in ``vllm/v1/attention/backends``.
+
+* ``max_seq_len``, ``at_most``. Captured at the model's maximum (``model_states/default.py`` 155),
+  smaller at replay: an upper bound (``flash_attn.py`` 844, ``triton_attn.py`` 657); kernels take
+  the lengths from ``seq_lens``.
+* ``max_query_len``, ``any``. Captured on dummy requests of equal lengths, and kept by the graph
+  (``flash_attn.py`` 843, ``triton_attn.py`` 656); kernels take the lengths from
+  ``query_start_loc``. Both backends declare full graphs right for any batch (323, 102).
+* All others, ``equal``: sizes, flags and buffers that are baked in (``flash_attn.py`` 782 to 976,
+  ``triton_attn.py`` 594 to 696).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["BACKENDS", "Backend", "host_values", "written_by_builders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An attention backend of vLLM, by what its builder's ``build`` does to memory.
+
+    Attributes:
+        name: As the backend's ``get_name()`` says.
+        host_values: As ``StateOwner.host_values``.
+        written: Attributes of a builder: buffers that ``build`` writes.
+        scratch: Fields of the metadata that only the forward writes, for itself.
+    """
+
+    name: str
+    host_values: dict[str, str]
+    written: tuple[str, ...]
+    scratch: tuple[str, ...]
+
+
+_LENGTHS = {"*.max_seq_len": "at_most", "*.max_query_len": "any"}
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        # [:n] is written and the rest zeroed, by each build (588 to 595).
+        Backend("FLASH_ATTN", _LENGTHS, ("scheduler_metadata",), ()),
+        # Nothing of its own is written by a build; segments of the softmax are the kernel's.
+        Backend(
+            "TRITON_ATTN",
+            _LENGTHS,
+            (),
+            ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum"),
+        ),
+    )
+}
+
+
+def host_values() -> dict[str, str]:
+    """Return the rules for a state that may hold metadata of any of the backends."""
+    return {
+        pattern: rule for each in BACKENDS.values() for pattern, rule in each.host_values.items()
+    }
+
+
+def written_by_builders(groups: list[list[Any]]) -> Iterator[torch.Tensor]:
+    """Yield the buffers that builds through these attention groups write, whole."""
+    for group in (each for within in groups for each in within):
+        backend = BACKENDS[group.backend.get_name()]
+        builder = group.get_metadata_builder(0)
+        for name in backend.written:
+            buffer = getattr(builder, name, None)
+            if isinstance(buffer, torch.Tensor):
+                yield buffer

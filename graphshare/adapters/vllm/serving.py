@@ -1,0 +1,231 @@
+"""Taking part in vLLM's steps: refreshes where vLLM builds, replays where it launches.
+
+All of it hangs on instances: taking it off leaves vLLM's own methods and graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
+from graphshare.adapters.vllm.patches import Patches
+from graphshare.pool import GraphPool
+from graphshare.sharing import SharedStates
+
+__all__ = ["Serving"]
+
+
+class Serving:
+    """The hooks in one runner.
+
+    Args:
+        runner: vLLM's V2 model runner.
+        target: Pool of the target's graphs.
+        prefill: Pool of the draft's prefill graphs.
+        decode: Pool of the draft's decode graphs.
+        shared: The loan of the target's states.
+        verify: Whether each borrowed state is also built by the draft, and compared.
+        rebuilds_prefill: Whether the speculator, asked with these arguments to build, would do so
+            for a prefill.
+
+    Attributes:
+        verified: Draft prefills whose state was compared.
+        steered: Draft prefills that vLLM would have run on a full graph though the target had not.
+    """
+
+    def __init__(
+        self,
+        runner: Any,
+        target: GraphPool[Any],
+        prefill: GraphPool[Any],
+        decode: GraphPool[Any],
+        shared: SharedStates[Any, Any],
+        *,
+        verify: bool,
+        rebuilds_prefill: Callable[[Any], bool],
+    ) -> None:
+        self._runner = runner
+        self._rebuilds_prefill = rebuilds_prefill
+        self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
+        self._verify = verify
+        self._patches = Patches()
+        self._batch: TargetBatch | None = None
+        self._ran: Any = None
+        self.verified = self.steered = 0
+
+    @property
+    def installed(self) -> bool:
+        """Whether vLLM's steps go through the pools."""
+        return bool(self._patches)
+
+    def install(self) -> None:
+        """Put the hooks on; without effect where they are on."""
+        if self.installed:
+            return
+        runner, patches = self._runner, self._patches
+        speculator = runner.speculator
+        managers = (
+            (runner.cudagraph_manager, self.target, self._plain),
+            (speculator.prefill_cudagraph_manager, self.prefill, self._draft_replay()),
+            (speculator.decode_cudagraph_manager, self.decode, self._plain),
+        )
+        for manager, pool, replaying in managers:
+            if len(pool):
+                graphs = {
+                    desc: replaying(desc, pool.bind(desc)) if desc in pool else graph
+                    for desc, graph in manager.graphs.items()
+                }
+                patches.set(manager, "graphs", graphs)
+        self._follow_target(patches)
+        self._steer_prefill(patches)
+        self._follow_draft_builds(patches)
+
+    def remove(self) -> None:
+        """Take the hooks off; vLLM runs its own methods and graphs again."""
+        self._patches.undo()
+        self._batch = None
+
+    @staticmethod
+    def _plain(_: Any, bound: Any) -> Any:
+        return bound
+
+    def _draft_replay(self) -> Callable[[Any, Any], Any]:
+        def replaying(desc: Any, bound: Any) -> Any:
+            if not self.prefill.holdings.entries[desc].lease.borrowed:
+                return _Replay(lambda: self._replay_own(desc, bound))
+            if self._verify:
+                return _Replay(lambda: self._replay_verified(bound))
+            return bound
+
+        return replaying
+
+    def _keeps_batch(self) -> bool:
+        entries = self.prefill.holdings.entries.values()
+        return self._verify or not all(entry.lease.borrowed for entry in entries)
+
+    # The target.
+
+    def _follow_target(self, patches: Patches) -> None:
+        runner, target = self._runner, self.target
+        manager, model_state = runner.cudagraph_manager, runner.model_state
+        dispatch, prepare_attn = manager.dispatch, model_state.prepare_attn
+        any_key = target.keys()[0]
+        keeps_batch = self._keeps_batch()
+        states = target.states
+
+        def dispatched(*args: Any, **kwargs: Any) -> Any:
+            self._ran = desc = dispatch(*args, **kwargs)
+            return desc
+
+        def prepared(
+            input_batch: Any,
+            cudagraph_mode: Any,
+            block_tables: Any,
+            slot_mappings: Any,
+            attn_groups: Any,
+            kv_cache_config: Any,
+            for_capture: bool = False,
+        ) -> Any:
+            if for_capture or cudagraph_mode.name != "FULL":
+                # Eager or piecewise: the same builders write the same buffers. Before they do:
+                # a build that fails has written, too. One key stands for all that they write.
+                target.invalidate(any_key)
+                return prepare_attn(
+                    input_batch,
+                    cudagraph_mode,
+                    block_tables,
+                    slot_mappings,
+                    attn_groups,
+                    kv_cache_config,
+                    for_capture,
+                )
+            desc = self._ran
+            batch = TargetBatch(input_batch, cudagraph_mode, block_tables, slot_mappings)
+            target.refresh(desc, batch)
+            if keeps_batch:
+                self._batch = batch
+            return states[desc].attn_metadata
+
+        patches.set(manager, "dispatch", dispatched)
+        patches.set(model_state, "prepare_attn", prepared)
+
+    # The draft's prefill.
+
+    def _steer_prefill(self, patches: Patches) -> None:
+        manager = self._runner.speculator.prefill_cudagraph_manager
+        dispatch, shared, entries = manager.dispatch, self.shared, self.prefill.holdings.entries
+
+        def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            live = shared.live_key
+            if live is not None:
+                return live
+            desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
+            entry = entries.get(desc)
+            if entry is None or not entry.lease.borrowed:
+                return desc
+            # The target ran no full graph, so nothing was built for one: run as it did.
+            self.steered += 1
+            return self._as_target(desc, num_reqs, num_tokens)
+
+        patches.set(manager, "dispatch", steered)
+
+    def _as_target(self, desc: Any, num_reqs: int, num_tokens: int) -> Any:
+        ran = self._ran
+        manager = self._runner.speculator.prefill_cudagraph_manager
+        if ran is not None and ran.cg_mode.name == "PIECEWISE":
+            for descs in manager._capture_descs.values():
+                if ran in descs:
+                    return ran
+        mode = type(desc.cg_mode).NONE
+        return type(desc)(cg_mode=mode, num_tokens=num_tokens, num_reqs=num_reqs)
+
+    def _replay_own(self, desc: Any, bound: Any) -> None:
+        self.prefill.refresh(desc, self._batch)
+        bound.replay()
+
+    def _replay_verified(self, bound: Any) -> None:
+        # Whatever is wrong with the state shows here: a stale one has no live key.
+        if self.shared.live_key is not None:
+            self.shared.verify(self._batch)
+            self.verified += 1
+            self.target.refresh(self._ran, self._batch)  # verify leaves the lender stale
+        bound.replay()
+
+    # What the draft builds by itself.
+
+    def _follow_draft_builds(self, patches: Patches) -> None:
+        decode, speculator = self.decode, self._runner.speculator
+        manager = speculator.decode_cudagraph_manager
+        dispatch, build = manager.dispatch, speculator._build_draft_attn_metadata
+        rebuilds_prefill = self._rebuilds_prefill
+        any_key = next(iter(decode.keys()), None)
+        states = decode.states
+        chosen: Any = None
+
+        def dispatched(*args: Any, **kwargs: Any) -> Any:
+            nonlocal chosen
+            chosen = dispatch(*args, **kwargs)
+            return chosen
+
+        def built(*args: Any, **kwargs: Any) -> Any:
+            if rebuilds_prefill(kwargs):
+                return None  # vLLM drops it: the call was for its effect on the buffers
+            if chosen is None or chosen.cg_mode.name != "FULL":
+                if any_key is not None:
+                    decode.invalidate(any_key)
+                return build(*args, **kwargs)
+            decode.refresh(chosen, DecodeBatch(args, kwargs))
+            return states[chosen].attn_metadata
+
+        patches.set(manager, "dispatch", dispatched)
+        patches.set(speculator, "_build_draft_attn_metadata", built)
+
+
+class _Replay:
+    """A graph to vLLM: something with ``replay``."""
+
+    __slots__ = ("replay",)
+
+    def __init__(self, replay: Callable[[], None]) -> None:
+        self.replay = replay

@@ -1,0 +1,69 @@
+"""Whether the vLLM at hand has the functions, fields and attributes that the adapter relies on.
+
+``signatures.json`` holds them for each version, extracted from the released wheels by
+``scripts/extract_vllm_signatures.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["expected", "first_difference", "parameters_of"]
+
+_FILE = Path(__file__).with_name("signatures.json")
+
+
+@lru_cache(maxsize=1)
+def expected() -> Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]:
+    """Return what was extracted: by version, kind (``functions``, ``fields``) and name."""
+    return json.loads(_FILE.read_text("utf-8"))
+
+
+def first_difference(version: str) -> str | None:
+    """Return the first thing in which the installed vLLM is not what was released.
+
+    Args:
+        version: Of vLLM, one that was extracted.
+    """
+    kinds = {"functions": parameters_of, "fields": _fields_of}
+    for kind, look in kinds.items():
+        for name, wanted in expected()[version][kind].items():
+            try:
+                got = look(_find(name))
+            except (ImportError, AttributeError, TypeError, ValueError) as error:
+                return f"{name}: expected {list(wanted)}, got {error!r}"
+            if got != list(wanted):
+                return f"{name}: expected {list(wanted)}, got {got}"
+    return None
+
+
+def parameters_of(function: Any) -> list[str]:
+    """Return the parameters: a default shows as ``=``, variable ones with their stars."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [
+        stars.get(each.kind, "")
+        + each.name
+        + ("" if each.default is inspect.Parameter.empty else "=")
+        for each in inspect.signature(function).parameters.values()
+    ]
+
+
+def _fields_of(kind: Any) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields)
+
+
+def _find(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

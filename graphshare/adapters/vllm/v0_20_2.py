@@ -1,0 +1,31 @@
+"""vLLM 0.20.2: the draft rebuilds the metadata before each of its prefills; here it borrows.
+
+Its loop builds through the draft's own groups, and its step calls ``_build_draft_attn_metadata``
+once more before the graph, with a query length of more than one. Borrowing, the loop gets the
+target's state, and that call does nothing. All draft decodes of a step are one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphshare.adapters.vllm.family import Family, asked_once
+from graphshare.adapters.vllm.loops import CaptureLoops
+from graphshare.capturing import Capturing
+
+__all__ = ["FAMILY"]
+
+
+class _Family(Family):
+    version = "0.20.2"
+    draft_managers_module = "vllm.v1.worker.gpu.spec_decode.eagle.cudagraph"
+
+    def wrap(self, loops: CaptureLoops, capturing: Capturing[Any], factory: Any) -> Any:
+        return asked_once(loops, capturing, factory)
+
+    def rebuilds_prefill(self, kwargs: Mapping[str, Any]) -> bool:
+        return kwargs["max_query_len"] > 1
+
+
+FAMILY = _Family()

@@ -1,0 +1,188 @@
+"""Extract from vLLM's wheels what the adapter relies on: ``extract_vllm_signatures.py WHEEL...``.
+
+Writes ``graphshare/adapters/vllm/signatures.json``, with an entry for each wheel; entries of other
+versions stay. A wheel is read, not installed: ``pip download --no-deps --only-binary=:all:
+--python-version 3.12 --abi abi3 --platform manylinux_2_31_x86_64 vllm==VERSION`` fetches one.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+OUT = Path(__file__).parents[1] / "graphshare/adapters/vllm/signatures.json"
+
+GPU = "vllm.v1.worker.gpu"
+UTILS = f"{GPU}.cudagraph_utils"
+EAGLE = f"{GPU}.spec_decode.eagle.speculator"
+AUTOREGRESSIVE = f"{GPU}.spec_decode.autoregressive"
+
+FUNCTIONS = [
+    "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+    f"{GPU}.model_runner:GPUModelRunner.capture_model",
+    f"{UTILS}:CudaGraphManager.capture",
+    f"{UTILS}:CudaGraphManager.dispatch",
+    f"{UTILS}:CudaGraphManager.run_fullgraph",
+    f"{UTILS}:ModelCudaGraphManager.capture",
+    f"{UTILS}:prepare_inputs_to_capture",
+    f"{GPU}.attn_utils:build_slot_mappings_by_layer",
+    f"{GPU}.model_states.default:DefaultModelState.prepare_attn",
+    "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
+    "vllm.v1.worker.utils:AttentionGroup.get_metadata_builder",
+]
+FIELDS = [
+    f"{UTILS}:BatchExecutionDescriptor",
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata",
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata",
+]
+# Set on `self` somewhere in the class.
+ATTRIBUTES = {
+    f"{GPU}.model_runner:GPUModelRunner": [
+        "attn_groups", "block_tables", "cudagraph_manager", "device", "input_buffers",
+        "kv_cache_config", "model_config", "model_state", "parallel_config", "speculative_config",
+        "speculator",
+    ],
+    f"{UTILS}:CudaGraphManager": ["_capture_descs", "graphs"],
+    f"{GPU}.block_table:BlockTables": ["input_block_tables", "slot_mappings"],
+    f"{GPU}.input_batch:InputBuffers": ["query_start_loc", "seq_lens"],
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder": ["scheduler_metadata"],
+}  # fmt: skip
+SPECULATOR_ATTRIBUTES = ["attn_groups", "draft_attn_layer_names", "input_buffers"]
+MANAGER_ATTRIBUTES = ["decode_cudagraph_manager", "prefill_cudagraph_manager"]
+
+OF_VERSION = {
+    "0.20.2": {
+        "functions": [
+            f"{GPU}.spec_decode.eagle.cudagraph:EagleCudaGraphManager.capture",
+            f"{EAGLE}:EagleSpeculator._build_draft_attn_metadata",
+            f"{EAGLE}:EagleSpeculator.capture_model",
+        ],
+        "fields": [],
+        "attributes": {f"{EAGLE}:EagleSpeculator": SPECULATOR_ATTRIBUTES + MANAGER_ATTRIBUTES},
+    },
+    "0.21.0": {
+        "functions": [
+            f"{GPU}.spec_decode.eagle.cudagraph:DecodeEagleCudaGraphManager.capture",
+            f"{GPU}.spec_decode.eagle.cudagraph:PrefillEagleCudaGraphManager.capture",
+            f"{EAGLE}:EagleSpeculator._build_draft_attn_metadata",
+            f"{EAGLE}:EagleSpeculator.capture",
+        ],
+        "fields": [f"{UTILS}:CapturedAttentionState"],
+        "attributes": {f"{EAGLE}:EagleSpeculator": SPECULATOR_ATTRIBUTES + MANAGER_ATTRIBUTES},
+    },
+    "0.25.1": {
+        "functions": [
+            f"{AUTOREGRESSIVE}.cudagraph_utils:DecodeSpeculatorCudaGraphManager.capture",
+            f"{AUTOREGRESSIVE}.cudagraph_utils:PrefillSpeculatorCudaGraphManager.capture",
+            f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator.capture",
+            f"{GPU}.spec_decode.speculator:DraftModelSpeculator._build_draft_attn_metadata",
+        ],
+        "fields": [f"{UTILS}:AttentionState", f"{UTILS}:AttentionStatePair"],
+        "attributes": {
+            f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator": MANAGER_ATTRIBUTES,
+            f"{GPU}.spec_decode.speculator:DraftModelSpeculator": SPECULATOR_ATTRIBUTES,
+        },
+    },
+    "0.26.0": {
+        "functions": [
+            f"{AUTOREGRESSIVE}.cudagraph_utils:SpeculatorCudaGraphManager.capture",
+            f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator.capture",
+            f"{GPU}.spec_decode.speculator:DraftModelSpeculator._build_draft_attn_metadata",
+        ],
+        "fields": [f"{UTILS}:AttentionState"],
+        "attributes": {
+            f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator": MANAGER_ATTRIBUTES,
+            f"{GPU}.spec_decode.speculator:DraftModelSpeculator": SPECULATOR_ATTRIBUTES,
+        },
+    },
+}
+
+
+class Wheel:
+    def __init__(self, path: Path) -> None:
+        self._archive = zipfile.ZipFile(path)
+        self._modules: dict[str, ast.Module] = {}
+        self.version = path.name.split("-")[1].partition("+")[0]
+
+    def find(self, name: str) -> ast.AST:
+        module, _, path = name.partition(":")
+        if module not in self._modules:
+            file = module.replace(".", "/") + ".py"
+            self._modules[module] = ast.parse(self._archive.read(file))
+        found: ast.AST = self._modules[module]
+        for part in path.split("."):
+            (found,) = (node for node in _named(found) if node.name == part)
+        return found
+
+
+def _named(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            yield child
+
+
+def parameters(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.FunctionDef):
+        raise SystemExit(f"expected a function, got {ast.dump(node)[:80]}")
+    a = node.args
+    plain = [each.arg for each in (*a.posonlyargs, *a.args)]
+    first_default = len(plain) - len(a.defaults)
+    found = [name + ("=" if i >= first_default else "") for i, name in enumerate(plain)]
+    if a.vararg:
+        found.append("*" + a.vararg.arg)
+    for each, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
+        found.append(each.arg + ("=" if default is not None else ""))
+    if a.kwarg:
+        found.append("**" + a.kwarg.arg)
+    return found
+
+
+def fields(node: ast.AST) -> list[str]:
+    return [
+        child.target.id
+        for child in ast.iter_child_nodes(node)
+        if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name)
+    ]
+
+
+def attributes(node: ast.AST) -> set[str]:
+    return {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+
+
+def extract(wheel: Wheel) -> dict[str, dict[str, list[str]]]:
+    more = OF_VERSION[wheel.version]
+    wanted = ATTRIBUTES | more["attributes"]
+    for name, names in wanted.items():
+        missing = set(names) - attributes(wheel.find(name))
+        if missing:
+            raise SystemExit(f"vLLM {wheel.version}: {name} sets no {', '.join(sorted(missing))}")
+    return {
+        "functions": {
+            n: parameters(wheel.find(n)) for n in sorted([*FUNCTIONS, *more["functions"]])
+        },
+        "fields": {n: fields(wheel.find(n)) for n in sorted([*FIELDS, *more["fields"]])},
+        "attributes": {name: sorted(names) for name, names in sorted(wanted.items())},
+    }
+
+
+def main(paths: list[str]) -> None:
+    known = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
+    for path in paths:
+        wheel = Wheel(Path(path))
+        known[wheel.version] = extract(wheel)
+    OUT.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

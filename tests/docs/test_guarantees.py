@@ -22,11 +22,15 @@ def _guarantees() -> dict[int, str]:
     return dict(zip(numbers, parts[1::2], strict=True))
 
 
+_WHOLE_FILE = ("pytestmark = pytest.mark.gpu", "pytestmark = [pytest.mark.gpu]")
+
+
 @lru_cache
 def _tests(file: str) -> dict[str, bool]:
     """Names that pytest collects from a file, and whether they only run on a GPU."""
     found: dict[str, bool] = {}
-    for node in ast.parse((ROOT / file).read_text("utf-8")).body:
+    body = ast.parse((ROOT / file).read_text("utf-8")).body
+    for node in body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             marks = [ast.unparse(each) for each in node.decorator_list]
             found[node.name] = "pytest.mark.gpu" in marks
@@ -38,6 +42,8 @@ def _tests(file: str) -> dict[str, bool]:
                 for target in node.targets
                 if isinstance(target, ast.Name) and target.id.startswith("Test")
             }
+    if any(ast.unparse(node) in _WHOLE_FILE for node in body):
+        return dict.fromkeys(found, True)
     return found
 
 

@@ -135,11 +135,7 @@ class Unpadded(FlashAttention3Owner):
         views.query_start_loc[live + 1 :] = torch.maximum(
             starts[live + 1 :], views.query_start_loc[live]
         )
-        new = self._library.get_scheduler_metadata(
-            cache_seqlens=views.seq_lens,
-            cu_seqlens_q=views.query_start_loc,
-            **self._plans[key].arguments,
-        )
+        new = self._library.get_scheduler_metadata(**self._plans[key].arguments)
         plan = self._plans[key]
         plan.vectors.copy_(new[:-1].view(plan.vectors.shape[0], -1)[:, : plan.vectors.shape[1]])
         return state

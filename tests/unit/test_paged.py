@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from graphshare import BatchDescriptor
 from graphshare.adapters.paged import PagedBatch, PagedBuffers, PagedCapacity, dummy_batch
+from graphshare.memory import MemoryRanges
 
 CAPACITY = PagedCapacity(
     max_num_tokens=32, max_num_reqs=8, max_seq_len=60, page_size=8, scratch_page=3
@@ -158,3 +160,36 @@ def test_the_views_of_a_key_are_what_a_write_returns() -> None:
     written = buffers.write(KEY, dummy_batch(KEY, CAPACITY))
     for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
         assert getattr(buffers.views(KEY), name).is_set_to(getattr(written, name))
+
+
+@given(steps())
+def test_running_lengths_rise_to_the_last_and_stay(
+    step: tuple[list[int], list[int], list[list[int]]],
+) -> None:
+    batch = PagedBatch.of(*step, CAPACITY.page_size)
+    key = BatchDescriptor(num_tokens=32, num_reqs=8)
+    views = PagedBuffers(CAPACITY, "cpu").write(key, batch)
+    assert views.kv_start_loc[0] == 0
+    assert torch.equal(views.kv_start_loc.diff(), views.seq_lens)
+    assert batch.num_tokens == sum(step[0])
+    assert batch.max_query_len == max(step[0])
+    assert batch.max_seq_len == max(step[1])
+
+
+@pytest.mark.parametrize("key", [BatchDescriptor(33, 8), BatchDescriptor(32, 9)])
+def test_a_key_beyond_the_capacity_is_refused(key: BatchDescriptor) -> None:
+    buffers = PagedBuffers(CAPACITY, "cpu")
+    with pytest.raises(ValueError, match="8 requests and 32 rows"):
+        buffers.views(key)
+
+
+def test_all_that_a_key_reads_lies_in_what_it_writes() -> None:
+    buffers = PagedBuffers(CAPACITY, "cpu")
+    for key in (KEY, BatchDescriptor(32, 8), BatchDescriptor(1, 1)):
+        views = buffers.views(key)
+        written = MemoryRanges.of([buffers.written(key)])
+        leaves = [getattr(views, field.name) for field in dataclasses.fields(views)]
+        assert written.contains(MemoryRanges.of(leaves))
+        assert all(leaf.data_ptr() % 16 == 0 and leaf.is_contiguous() for leaf in leaves)
+        for one, two in itertools.combinations(leaves, 2):
+            assert not MemoryRanges.of([one]).overlaps(MemoryRanges.of([two]))

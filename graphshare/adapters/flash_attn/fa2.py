@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from graphshare.adapters.paged import (
     PagedCapacity,
     dummy_batch,
 )
-from graphshare.buffers import PersistentBuffer
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -186,9 +185,7 @@ class FlashAttention2Owner(FlashAttention2):
     ) -> None:
         super().__init__(capacity, shape, num_splits=num_splits, module=module)
         self._buffers = PagedBuffers(capacity, device)
-        self._kv_starts = PersistentBuffer(
-            capacity.max_num_reqs + 1, torch.int32, device, padding="last", name="kv_start_loc"
-        )
+        self._states: dict[BatchDescriptor, AttentionState] = {}
 
     def build(self, key: BatchDescriptor, batch: PagedBatch | None, phase: Phase) -> AttentionState:
         """Write ``batch`` for ``key``; without one, requests that fill the key.
@@ -210,18 +207,23 @@ class FlashAttention2Owner(FlashAttention2):
                 "for another request's. Dispatch the batch, or run it eagerly"
             )
         views = self._buffers.write(key, batch)
-        starts = torch.zeros(batch.num_reqs + 1, dtype=torch.int32)
-        torch.cumsum(batch.seq_lens, 0, dtype=torch.int32, out=starts[1:])
-        metadata = FlashAttention2Metadata(
-            query_start_loc=views.query_start_loc,
-            kv_start_loc=self._kv_starts.write(starts, self.capacity.num_reqs(key) + 1),
-            seq_lens=views.seq_lens,
-            block_table=views.block_table,
-            uniform_query_len=query_len,
-            max_query_len=self.capacity.max_query_len(key),
-            max_seq_len=self.capacity.max_pages * self.capacity.page_size,
-        )
-        return AttentionState(metadata, views.slot_mapping)
+        state = self._states.get(key)
+        if state is None:
+            metadata = FlashAttention2Metadata(
+                query_start_loc=views.query_start_loc,
+                kv_start_loc=views.kv_start_loc,
+                seq_lens=views.seq_lens,
+                block_table=views.block_table,
+                uniform_query_len=query_len,
+                max_query_len=self.capacity.max_query_len(key),
+                max_seq_len=self.capacity.max_pages * self.capacity.page_size,
+            )
+            state = self._states[key] = AttentionState(metadata, views.slot_mapping)
+        return state
+
+    def writes(self, key: BatchDescriptor) -> Iterable[torch.Tensor]:
+        """Return what a build for ``key`` writes."""
+        yield self._buffers.written(key)
 
     def live_rows(self, key: BatchDescriptor, batch: PagedBatch) -> Mapping[str, int]:
         """Return how many leading rows of each leaf a batch uses."""

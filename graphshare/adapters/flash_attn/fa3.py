@@ -18,7 +18,6 @@ from graphshare.adapters.paged import (
     PagedBatch,
     PagedBuffers,
     PagedCapacity,
-    PagedViews,
     dummy_batch,
 )
 from graphshare.owner import Phase
@@ -193,14 +192,14 @@ class _Plan:
     Args:
         arguments: Of ``get_scheduler_metadata``.
         size: Elements of the metadata.
-        metadata: ``[size]``, the head of the buffer.
-        vectors: ``[vectors, num_reqs]``, the entries of the buffer that the launch reads.
+        vectors: ``[vectors, num_reqs]``, the entries of the buffer that a launch reads.
+        state: What a build returns: its addresses, and what it bakes in, never change.
     """
 
     arguments: Mapping[str, Any]
     size: int
-    metadata: torch.Tensor
     vectors: torch.Tensor
+    state: AttentionState
 
 
 class FlashAttention3Owner(FlashAttention3):
@@ -257,27 +256,22 @@ class FlashAttention3Owner(FlashAttention3):
             UnsupportedBuildError: The library's plan has not the size that a launch takes.
         """
         del phase
-        views = self._buffers.write(
-            key, dummy_batch(key, self.capacity) if batch is None else batch
-        )
+        self._buffers.write(key, dummy_batch(key, self.capacity) if batch is None else batch)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(key)
-        new = self._library.get_scheduler_metadata(
-            cache_seqlens=views.seq_lens, cu_seqlens_q=views.query_start_loc, **plan.arguments
-        )
+        new = self._library.get_scheduler_metadata(**plan.arguments)
         if new.shape[0] != plan.size:
             raise self._library.refuse(plan.size, new.shape[0], key=key)
         # Entries between the vectors are undefined in a new plan, and so would be the rest of the
         # buffer. A launch reads neither; but contents that no batch determines cannot be compared.
         self._schedule.zero_()
         plan.vectors.copy_(new[:-1].view(plan.vectors.shape[0], -1)[:, : plan.vectors.shape[1]])
-        return AttentionState(self._metadata(key, views, plan), views.slot_mapping)
+        return plan.state
 
     def writes(self, key: BatchDescriptor) -> Iterable[torch.Tensor]:
-        """Return what a build for ``key`` writes: its rows, and all of the plans' buffer."""
-        views = self._buffers.views(key)
-        yield from (views.query_start_loc, views.seq_lens, views.block_table, views.slot_mapping)
+        """Return what a build for ``key`` writes: its buffers, and all of the plans' memory."""
+        yield self._buffers.written(key)
         yield self._schedule
 
     def live_rows(self, key: BatchDescriptor, batch: PagedBatch) -> Mapping[str, int]:
@@ -290,19 +284,6 @@ class FlashAttention3Owner(FlashAttention3):
             "slot_mappings": batch.num_tokens,
         }
 
-    def _metadata(
-        self, key: BatchDescriptor, views: PagedViews, plan: _Plan
-    ) -> FlashAttention3Metadata:
-        return FlashAttention3Metadata(
-            query_start_loc=views.query_start_loc,
-            seq_lens=views.seq_lens,
-            block_table=views.block_table,
-            scheduler_metadata=plan.metadata,
-            max_query_len=self.capacity.max_query_len(key),
-            max_seq_len=self._max_seq_len,
-            num_splits=plan.arguments["num_splits"],
-        )
-
     def _plan(self, key: BatchDescriptor) -> _Plan:
         shape = self.shape
         num_reqs = self.capacity.num_reqs(key)
@@ -311,6 +292,16 @@ class FlashAttention3Owner(FlashAttention3):
         vectors = len(self._resolve(num_reqs, max_query_len, num_splits).vectors)
         entries = self._schedule[: padded(num_reqs) * vectors].view(vectors, -1)
         size = metadata_size(num_reqs, vectors)
+        views = self._buffers.views(key)
+        metadata = FlashAttention3Metadata(
+            query_start_loc=views.query_start_loc,
+            seq_lens=views.seq_lens,
+            block_table=views.block_table,
+            scheduler_metadata=self._schedule[:size],
+            max_query_len=max_query_len,
+            max_seq_len=self._max_seq_len,
+            num_splits=num_splits,
+        )
         return _Plan(
             {
                 "batch_size": num_reqs,
@@ -325,8 +316,10 @@ class FlashAttention3Owner(FlashAttention3):
                 "window_size": shape.window_size,
                 "has_softcap": shape.softcap > 0,
                 "num_splits": num_splits,
+                "cache_seqlens": views.seq_lens,
+                "cu_seqlens_q": views.query_start_loc,
             },
             size,
-            self._schedule[:size],
             entries[:, :num_reqs],
+            AttentionState(metadata, views.slot_mapping),
         )

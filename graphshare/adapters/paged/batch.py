@@ -1,25 +1,19 @@
-"""What the attention kernels of the adapters have in common: a step over a paged KV cache.
-
-An engine describes a step by a :class:`PagedBatch`; an owner of one kernel library writes it into
-the buffers that its kernels read. Nothing here knows a kernel library.
-"""
+"""A step over a paged KV cache, as an engine describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from typing_extensions import Self
 
-from graphshare.buffers import PersistentBuffer
-
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
 
-__all__ = ["PagedBatch", "PagedBuffers", "PagedCapacity", "PagedViews", "dummy_batch"]
+__all__ = ["PagedBatch", "PagedCapacity", "dummy_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +109,11 @@ class PagedBatch:
         slot_mapping: ``[num_tokens]`` int64, CPU or the pool's device: the slot of each row,
             ``page * page_size + offset``. ``None`` where the engine writes the cache by itself.
 
+    Attributes:
+        num_tokens: Rows.
+        max_query_len: Rows of the request that has most.
+        max_seq_len: Tokens of the longest request.
+
     Raises:
         ValueError: For tensors of other shapes or dtypes, lengths on a device, rows that are not
             in order, a request with fewer tokens than rows.
@@ -124,6 +123,9 @@ class PagedBatch:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor | None = None
+    num_tokens: int = field(init=False, repr=False)
+    max_query_len: int = field(init=False, repr=False)
+    max_seq_len: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         num_reqs = self.seq_lens.shape[0] if self.seq_lens.ndim == 1 else -1
@@ -157,6 +159,10 @@ class PagedBatch:
         if self.slot_mapping is not None:
             fits = self.slot_mapping.shape == (firsts[-1],)
             _expect("slot_mapping", self.slot_mapping, torch.int64, f"[{firsts[-1]}]", fits)
+        # Every refresh compares them with its key; a reduction over a tensor takes microseconds.
+        object.__setattr__(self, "num_tokens", firsts[-1])
+        object.__setattr__(self, "max_query_len", max(rows))
+        object.__setattr__(self, "max_seq_len", max(lens))
 
     @classmethod
     def of(
@@ -210,21 +216,6 @@ class PagedBatch:
         """Requests."""
         return self.seq_lens.shape[0]
 
-    @property
-    def num_tokens(self) -> int:
-        """Rows."""
-        return int(self.query_start_loc[-1])
-
-    @property
-    def max_query_len(self) -> int:
-        """Rows of the request that has most."""
-        return int(self.query_start_loc.diff().max())
-
-    @property
-    def max_seq_len(self) -> int:
-        """Tokens of the longest request."""
-        return int(self.seq_lens.max())
-
 
 def _expect(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: str, fits: bool) -> None:
     if not fits or tensor.dtype != dtype:
@@ -252,79 +243,3 @@ def dummy_batch(key: BatchDescriptor, capacity: PagedCapacity) -> PagedBatch:
     lens = [min(n, capacity.max_seq_len) for n in lens]
     pages = [[capacity.scratch_page] * -(-n // capacity.page_size) for n in lens]
     return PagedBatch.of(lens, lens, pages, capacity.page_size)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedViews:
-    """What the kernels of one key read: views of persistent buffers.
-
-    Args:
-        query_start_loc: ``[num_reqs + 1]`` int32; requests past the batch have no rows.
-        seq_lens: ``[num_reqs]`` int32; 0 past the batch.
-        block_table: ``[num_reqs, max_pages]`` int32; the scratch page past what the batch uses.
-        slot_mapping: ``[key.num_tokens]`` int64; past the batch, slots of the scratch page.
-    """
-
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-
-
-class PagedBuffers:
-    """Persistent buffers for page tables and lengths, with a padding that touches no live page.
-
-    Args:
-        capacity: What they are sized for.
-        device: Where they lie.
-    """
-
-    def __init__(self, capacity: PagedCapacity, device: torch.device | str) -> None:
-        self.capacity = capacity
-
-        def buffer(
-            name: str, shape: int | tuple[int, int], dtype: torch.dtype, padding: int | str
-        ) -> PersistentBuffer:
-            return PersistentBuffer(shape, dtype, device, padding=padding, name=name)  # pyright: ignore[reportArgumentType]
-
-        requests = capacity.max_num_reqs
-        scratch = capacity.scratch_page
-        self._starts = buffer("query_start_loc", requests + 1, torch.int32, "last")
-        self._lens = buffer("seq_lens", requests, torch.int32, 0)
-        self._table = buffer("block_table", (requests, capacity.max_pages), torch.int32, scratch)
-        self._slots = buffer(
-            "slot_mapping", capacity.max_num_tokens, torch.int64, scratch * capacity.page_size
-        )
-
-    def check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
-        """As :meth:`PagedCapacity.check`, before anything is written."""
-        self.capacity.check(key, batch)
-
-    def views(self, key: BatchDescriptor) -> PagedViews:
-        """Return what :meth:`write` writes and returns for ``key``, without writing."""
-        num_reqs = self.capacity.num_reqs(key)
-        return PagedViews(
-            query_start_loc=self._starts.tensor[: num_reqs + 1],
-            seq_lens=self._lens.tensor[:num_reqs],
-            block_table=self._table.tensor[:num_reqs],
-            slot_mapping=self._slots.tensor[: key.num_tokens],
-        )
-
-    def write(self, key: BatchDescriptor, batch: PagedBatch) -> PagedViews:
-        """Write a batch, padded to ``key``.
-
-        Raises:
-            ValueError: As ``check`` raises; nothing is written then.
-        """
-        self.check(key, batch)
-        num_reqs = self.capacity.num_reqs(key)
-        width = min(batch.block_table.shape[1], self.capacity.max_pages)
-        slots = batch.slot_mapping
-        return PagedViews(
-            query_start_loc=self._starts.write(batch.query_start_loc, num_reqs + 1),
-            seq_lens=self._lens.write(batch.seq_lens, num_reqs),
-            block_table=self._table.write(batch.block_table[:, :width], num_reqs),
-            slot_mapping=self._slots.write(
-                torch.empty(0, dtype=torch.int64) if slots is None else slots, key.num_tokens
-            ),
-        )

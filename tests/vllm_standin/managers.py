@@ -75,7 +75,10 @@ class Manager:
                     self._add(self.descriptor(CUDAGraphMode.FULL, size, reqs, **more))
                     continue
                 rounded = -(-size // query_len) * query_len
-                if rounded <= max(config.capture_sizes) and rounded // query_len <= config.max_num_reqs:
+                if (
+                    rounded <= max(config.capture_sizes)
+                    and rounded // query_len <= config.max_num_reqs
+                ):
                     reqs = rounded // query_len
                     desc = self.descriptor(CUDAGraphMode.FULL, rounded, reqs, query_len, **more)
                     self._add(desc)
@@ -256,7 +259,7 @@ def model_manager(version, base, world):
 
 
 def building_manager(version, base, world):
-    """Return a draft's manager that builds its states: for decodes, and for all of 0.20.2 and 0.26.0."""
+    """Return a draft's manager that builds its states: for decodes; in 0.20.2 and 0.26.0, all."""
 
     class Building(base):
         def capture(

@@ -70,9 +70,7 @@ def make_modules(version):
     if not old:
         module(f"{spec}.autoregressive.speculator", AutoRegressiveSpeculator=speculator)
         module(f"{spec}.speculator", DraftModelSpeculator=speculator)
-    module(
-        f"{GPU}.attn_utils", build_slot_mappings_by_layer=parts.build_slot_mappings_by_layer
-    )
+    module(f"{GPU}.attn_utils", build_slot_mappings_by_layer=parts.build_slot_mappings_by_layer)
     module(f"{GPU}.model_states.default", DefaultModelState=parts.DefaultModelState)
     module(f"{GPU}.block_table", BlockTables=parts.BlockTables)
     module(f"{GPU}.input_batch", InputBuffers=parts.InputBuffers, InputBatch=parts.InputBatch)

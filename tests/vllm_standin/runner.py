@@ -65,7 +65,9 @@ def runner_class(version, world):
             self.kv_cache_config = KVCacheConfig([KVCacheGroup(names)])
             self.attn_groups = make_groups(config.backend, names, config.max_num_reqs)
             self.model = Model({name: layers[name] for name in names[:2]})
-            more = {} if version in ("0.20.2", "0.21.0") else {"lora_capture_cases": config.lora_cases}
+            more = (
+                {} if version in ("0.20.2", "0.21.0") else {"lora_capture_cases": config.lora_cases}
+            )
             self.cudagraph_manager = world.ModelCudaGraphManager(
                 config, config.num_draft_tokens + 1, **more
             )
@@ -113,9 +115,7 @@ def runner_class(version, world):
             padded_reqs = desc.num_reqs or num_reqs
             buffers = self.input_buffers
             ids = [token for _, tokens, _ in scheduled for token in tokens]
-            positions = [
-                start + i for _, tokens, start in scheduled for i in range(len(tokens))
-            ]
+            positions = [start + i for _, tokens, start in scheduled for i in range(len(tokens))]
             buffers.input_ids[:num_tokens] = torch.tensor(ids)
             buffers.positions[:num_tokens] = torch.tensor(positions)
             starts = torch.tensor([0, *lengths]).cumsum(0)

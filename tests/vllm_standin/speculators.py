@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from tests.vllm_standin.parts import (
@@ -102,7 +104,7 @@ class Speculator:
         mine.input_ids[: batch.num_tokens_after_padding] = batch.input_ids
         mine.positions[: batch.num_tokens_after_padding] = batch.positions
         self.last_token_indices.zero_()
-        for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for i, (start, end) in enumerate(pairwise(starts)):
             last = end - 1 - int(num_rejected[i])
             mine.input_ids[start:last] = batch.input_ids[start + 1 : last + 1]
             mine.input_ids[last] = last_sampled[i]

@@ -1,0 +1,256 @@
+"""Times in a real vLLM: of the adapter alone, of a step's parts, and end to end."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks._measure import bootstrap
+from benchmarks._turns import difference_us, in_turn
+from benchmarks.vllm import _engine
+from graphshare.adapters.vllm import sessions
+
+
+class _Step:
+    """What vLLM calls in one speculative step, with the arguments that it had."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.decodes = 0
+
+    def record(self, llm: Any, concurrency: int) -> None:
+        runner, speculator = self._runner, self._runner.speculator
+        undo: list[tuple[Any, str, Any]] = []
+
+        def watch(target: Any, name: str, label: str, wanted: Callable[..., bool]) -> None:
+            inner = getattr(target, name)
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                if wanted(*args, **kwargs):
+                    self._calls[label] = args, kwargs
+                return inner(*args, **kwargs)
+
+            undo.append((target, name, vars(target).get(name)))
+            setattr(target, name, watched)
+
+        def full(*args: Any, **_: Any) -> bool:
+            return args[1].name == "FULL"
+
+        def always(*_: Any, **__: Any) -> bool:
+            return True
+
+        def one_token(*_: Any, **kwargs: Any) -> bool:
+            return kwargs.get("max_query_len", 1) == 1
+
+        watch(runner.model_state, "prepare_attn", "prepare", full)
+        watch(runner.cudagraph_manager, "dispatch", "target", always)
+        watch(runner.cudagraph_manager, "run_fullgraph", "target_graph", always)
+        watch(speculator.prefill_cudagraph_manager, "dispatch", "prefill", always)
+        watch(speculator.prefill_cudagraph_manager, "run_fullgraph", "prefill_graph", always)
+        watch(speculator.decode_cudagraph_manager, "dispatch", "decode", always)
+        watch(speculator.decode_cudagraph_manager, "run_fullgraph", "decode_graph", always)
+        watch(speculator, "_build_draft_attn_metadata", "draft", one_token)
+        _engine.serve(llm, _engine.prompts(concurrency, seed=3), new=16, every=1, name="host")
+        for target, name, before in reversed(undo):
+            if before is None:
+                delattr(target, name)
+            else:
+                setattr(target, name, before)
+        self.decodes = max(1, speculator.num_speculative_steps - 1)
+        if not hasattr(speculator, "_multi_step_decode"):
+            self.decodes = 1  # 0.20.2: one graph
+
+    def run(self, *, rebuild: dict[str, Any] | None = None) -> None:
+        """Do what a step does of it; with a rebuild before the draft's prefill, as 0.20.2."""
+        runner, speculator, calls = self._runner, self._runner.speculator, self._calls
+        managers = (
+            runner.cudagraph_manager,
+            speculator.prefill_cudagraph_manager,
+            speculator.decode_cudagraph_manager,
+        )
+
+        def call(function: Callable[..., Any], label: str) -> Any:
+            args, kwargs = calls[label]
+            return function(*args, **kwargs)
+
+        desc = call(managers[0].dispatch, "target")
+        call(runner.model_state.prepare_attn, "prepare")
+        managers[0].graphs[desc].replay()
+        desc = call(managers[1].dispatch, "prefill")
+        if rebuild is not None:
+            speculator._build_draft_attn_metadata(**rebuild)
+        managers[1].graphs[desc].replay()
+        desc = call(managers[2].dispatch, "decode")
+        for _ in range(self.decodes):
+            call(speculator._build_draft_attn_metadata, "draft")
+            managers[2].graphs[desc].replay()
+
+
+def host_time(llm: Any, options: Any) -> dict[str, Any]:
+    """Host time that the adapter adds to a step, in microseconds: hooks on against hooks off."""
+    runner = _engine.runner()
+    (session,) = sessions()
+    found: dict[str, Any] = {}
+    for concurrency in options.concurrency:
+        step = _Step(runner)
+        step.record(llm, concurrency)
+
+        def sampler(on: bool, step: _Step = step) -> Callable[[], int]:
+            def sample() -> int:
+                (session.resume if on else session.pause)()
+                torch.cuda.synchronize()
+                start = time.perf_counter_ns()
+                step.run()
+                return time.perf_counter_ns() - start
+
+            return sample
+
+        with torch.inference_mode():
+            timing = in_turn(
+                {"on": sampler(True), "off": sampler(False)}, turns=4, rounds=100, warmup=5
+            )
+        session.resume()
+        found[str(concurrency)] = {
+            "added_us": difference_us(timing, "on", "off")._asdict(),
+            "on_us": timing.median_us("on"),
+            "off_us": timing.median_us("off"),
+        }
+    return found
+
+
+def profile(llm: Any, options: Any) -> dict[str, Any]:
+    """Where a step's host time goes: medians over steps on full graphs, in microseconds."""
+    runner = _engine.runner()
+    speculator = runner.speculator
+    parts: list[tuple[Any, str, str]] = [
+        (runner, "execute_model", "execute_model"),
+        (runner, "prepare_inputs", "execute_model / prepare_inputs"),
+        (runner, "prepare_attn", "execute_model / block tables and slots"),
+        (runner.model_state, "prepare_attn", "execute_model / metadata build"),
+        (runner.cudagraph_manager, "run_fullgraph", "execute_model / graph launch"),
+        (runner, "sample_tokens", "sample_tokens"),
+        (runner, "sample", "sample_tokens / sample"),
+        (speculator, "propose", "sample_tokens / propose"),
+        (speculator, "_build_draft_attn_metadata", "propose / metadata builds"),
+        (speculator.prefill_cudagraph_manager, "run_fullgraph", "propose / prefill launch"),
+        (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
+        (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
+    ]
+    found: dict[str, Any] = {}
+    for concurrency in options.concurrency:
+        spent: dict[str, float] = defaultdict(float)
+        steps: list[dict[str, float]] = []
+        undo: list[tuple[Any, str, Any]] = []
+        builds = [0]
+
+        def timed(
+            target: Any,
+            name: str,
+            label: str,
+            spent: dict[str, float] = spent,
+            builds: list[int] = builds,
+            undo: list[tuple[Any, str, Any]] = undo,
+        ) -> None:
+            inner = getattr(target, name)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                start = time.perf_counter()
+                try:
+                    return inner(*args, **kwargs)
+                finally:
+                    took = time.perf_counter() - start
+                    if kwargs.get("max_query_len", 1) > 1 and "builds" in label:
+                        spent["propose / metadata build of the prefill"] += took
+                    else:
+                        spent[label] += took
+                    builds[0] += "builds" in label
+
+            undo.append((target, name, vars(target).get(name)))
+            setattr(target, name, run)
+
+        for target, name, label in parts:
+            timed(target, name, label)
+        engine = llm.llm_engine
+        inner_step = engine.step
+
+        def step(
+            inner_step: Any = inner_step,
+            spent: dict[str, float] = spent,
+            steps: list[dict[str, float]] = steps,
+        ) -> Any:
+            spent.clear()
+            start = time.perf_counter()
+            result = inner_step()
+            spent["step of the engine"] = time.perf_counter() - start
+            steps.append(dict(spent))
+            return result
+
+        engine.step = step
+        _engine.serve(llm, _engine.prompts(concurrency, seed=8), new=64, every=1, name="profile")
+        del engine.step
+        for target, name, before in reversed(undo):
+            if before is None:
+                delattr(target, name)
+            else:
+                setattr(target, name, before)
+        whole = [each for each in steps if each.get("propose / prefill launch")]
+        labels = sorted({label for each in whole for label in each})
+        found[str(concurrency)] = {
+            "steps": len(whole),
+            "median_us": {
+                label: round(statistics.median(each.get(label, 0.0) for each in whole) * 1e6, 1)
+                for label in labels
+            },
+        }
+    return found
+
+
+def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
+    """Hooks on against hooks off, from one call to the next: paired ratios with 95% intervals."""
+    import vllm
+
+    (session,) = sessions()
+    found: dict[str, Any] = {}
+    rng = random.Random(0)
+
+    def seconds(on: bool, requests: list[dict[str, list[int]]], new: int) -> float:
+        (session.resume if on else session.pause)()
+        params = vllm.SamplingParams(
+            temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False
+        )
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        llm.generate(requests, params, use_tqdm=False)
+        return time.perf_counter() - start
+
+    for concurrency in options.concurrency:
+        requests = [
+            {"prompt_token_ids": [rng.randrange(10, 30000) for _ in range(128)]}
+            for _ in range(concurrency)
+        ]
+        for new, pairs in ((64, options.pairs), (1, options.pairs * 3)):
+            for on in (True, False, True, False):
+                seconds(on, requests, new)
+            ratios, times = [], {True: [], False: []}
+            for _ in range(pairs):
+                order = [True, False]
+                rng.shuffle(order)
+                took = {on: seconds(on, requests, new) for on in order}
+                ratios.append(took[True] / took[False])
+                for on in order:
+                    times[on].append(took[on])
+            found[f"concurrency {concurrency}, {new} tokens"] = {
+                "on_to_off": bootstrap(ratios)._asdict(),
+                "on_ms": statistics.median(times[True]) * 1e3,
+                "off_ms": statistics.median(times[False]) * 1e3,
+                "pairs": pairs,
+            }
+    session.resume()
+    return found

@@ -1,0 +1,215 @@
+"""One vLLM process and what is to be seen of it: ``python -m benchmarks.vllm.scenario --help``.
+
+``GRAPHSHARE_VLLM`` says whether graphshare takes part, as in any vLLM process. What each task found
+is in the JSON, its traceback where it failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import json
+import logging
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.vllm import _engine, _faults, _time
+from graphshare.adapters.vllm import sessions, statistics
+
+
+def digest(value: Any) -> str:
+    """Of anything that JSON holds."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def tokens(llm: Any, options: Any) -> dict[str, Any]:
+    """Tokens and drafts of requests that arrive by steps, at each concurrency."""
+    found: dict[str, Any] = {}
+    runner = _engine.runner()
+    for concurrency in options.concurrency:
+        with _engine.Recorder(runner) as seen:
+            requests = _engine.prompts(concurrency, seed=concurrency)
+            texts, steps = _engine.serve(llm, requests, name=f"t{concurrency}")
+        drafts = seen.drafts()
+        found[str(concurrency)] = {
+            "tokens": texts,
+            "digest": digest(texts),
+            "drafts_digest": digest(drafts),
+            "drafts": drafts if concurrency == 1 else None,
+            "steps": steps,
+            "distinct": [len(set(text)) for text in texts],
+            "target_ran": dict(collections.Counter(mode for mode, _, _ in seen.steps)),
+            "draft_ran": dict(collections.Counter(mode for mode, _, _ in seen.prefills)),
+            "keys_of_target": dict(collections.Counter(map(str, seen.steps))),
+        }
+    return found
+
+
+def builds(llm: Any, options: Any) -> dict[str, Any]:
+    """Calls of the draft's own builders while serving, by query length."""
+    del options
+    runner = _engine.runner()
+    counted: collections.Counter[str] = collections.Counter()
+    undo: list[tuple[Any, Any]] = []
+    for whose, groups in (("draft", runner.speculator.attn_groups), ("target", runner.attn_groups)):
+        for group in (each for within in groups for each in within):
+            builder = group.get_metadata_builder(0)
+            inner = builder.build
+
+            def build(*args: Any, inner: Any = inner, whose: str = whose, **kwargs: Any) -> Any:
+                metadata = inner(*args, **kwargs)
+                counted[f"{whose}, query length {metadata.max_query_len}"] += 1
+                return metadata
+
+            builder.build = build
+            undo.append((builder, inner))
+    requests = _engine.prompts(4, seed=99)
+    with _engine.Recorder(runner) as seen:
+        _engine.serve(llm, requests, new=32, name="b")
+    for builder, _ in undo:
+        del builder.build
+    prefills = collections.Counter(mode for mode, _, _ in seen.prefills)
+    return {"builds": dict(counted), "draft_prefills": dict(prefills), "steps": len(seen.steps)}
+
+
+def facts(llm: Any, options: Any) -> dict[str, Any]:
+    """What the adapter assumes, as it is."""
+    del llm, options
+    runner = _engine.runner()
+    speculator = runner.speculator
+    groups = {
+        whose: [
+            {
+                "backend": group.backend.get_name(),
+                "layers": list(group.layer_names),
+                "spec": repr(group.kv_cache_spec),
+                "builder": type(group.get_metadata_builder(0)).__name__,
+                "buffers": {
+                    name: [list(value.shape), str(value.dtype)]
+                    for name, value in vars(group.get_metadata_builder(0)).items()
+                    if isinstance(value, torch.Tensor)
+                },
+            }
+            for within in all_groups
+            for group in within
+        ]
+        for whose, all_groups in (
+            ("target", runner.attn_groups),
+            ("draft", speculator.attn_groups),
+        )
+    }
+    managers = {
+        "target": runner.cudagraph_manager,
+        "prefill": speculator.prefill_cudagraph_manager,
+        "decode": speculator.decode_cudagraph_manager,
+    }
+    return {
+        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
+        "speculator": f"{type(speculator).__module__}.{type(speculator).__qualname__}",
+        "model_state": type(runner.model_state).__qualname__,
+        "groups": groups,
+        "graphs": {
+            name: {str(desc): type(graph).__name__ for desc, graph in manager.graphs.items()}
+            for name, manager in managers.items()
+        },
+        "descs": {
+            name: {str(mode): len(descs) for mode, descs in manager._capture_descs.items()}
+            for name, manager in managers.items()
+        },
+        "instance_attributes": {
+            name: sorted(set(vars(each)) & {"graphs", "dispatch", "prepare_attn", "capture_model"})
+            for name, each in (*managers.items(), ("model_state", runner.model_state))
+        },
+    }
+
+
+TASKS: dict[str, Callable[[Any, Any], Any]] = {
+    "facts": facts,
+    "tokens": tokens,
+    "builds": builds,
+    "faults": _faults.plant,
+    "host": _time.host_time,
+    "profile": _time.profile,
+    "endtoend": _time.end_to_end,
+    "die": _faults.die,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--pair", choices=("small", "8b"), default="small")
+    parser.add_argument("--method", choices=("eagle", "eagle3"), default="eagle")
+    parser.add_argument("--cudagraph-mode", default="FULL")
+    parser.add_argument("--backend")
+    parser.add_argument("--liveliness", type=float, default=0.35)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO)
+    result: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
+    result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
+    began = time.perf_counter()
+
+    def save() -> None:
+        options.json.write_text(json.dumps(result, indent=1, default=str))
+
+    def guarded(name: str, run: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        try:
+            result[name] = run()
+        except BaseException as error:  # noqa: BLE001
+            result[name] = {"failed": repr(error), "traceback": traceback.format_exc()[-6000:]}
+            print(f"{options.json.stem}: {name} FAILED: {error!r}", flush=True)
+        result.setdefault("seconds", {})[name] = time.perf_counter() - started
+        save()
+
+    upstream = _faults.Upstream()
+    kept: list[Any] = []
+
+    def begin() -> dict[str, Any]:
+        llm = _engine.start(
+            options.pair,
+            method=options.method,
+            cudagraph_mode=options.cudagraph_mode,
+            backend=options.backend,
+            liveliness=options.liveliness,
+            before=upstream.watch,
+        )
+        kept.append(llm)
+        import vllm
+
+        return {"vllm": vllm.__version__, "torch": torch.__version__, "sessions": len(sessions())}
+
+    guarded("start", begin)
+    guarded("draft_saw", upstream.found)
+    for name in options.tasks:
+        if kept:
+            guarded(name, lambda name=name: TASKS[name](kept[0], options))
+    guarded("statistics", lambda: {k: _plain(v) for k, v in _fields(statistics()).items()})
+    print(f"{options.json.stem}: done in {time.perf_counter() - began:.0f} s", flush=True)
+    os._exit(0)  # an engine whose step was refused does not end well
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(each) for name, each in _fields(value).items()}
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(name): _plain(each) for name, each in value.items()}
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+
+
+if __name__ == "__main__":
+    main()

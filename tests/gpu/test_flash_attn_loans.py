@@ -215,8 +215,11 @@ def test_two_launches_on_one_plan_must_not_overlap():
         for _ in range(100):
             for out in outs:
                 out.zero_()  # rows that no launch computes stay so
-            torch.cuda.synchronize()
+            # Both wait until both are queued, so that they begin together.
+            torch.cuda._sleep(2_000_000)
+            begin = torch.cuda.current_stream().record_event()
             for stream, plan, out in zip(streams, plans, outs, strict=True):
+                stream.wait_event(begin)
                 with torch.cuda.stream(stream):
                     owner.run(query, *model.caches[0], plan, out)
             torch.cuda.synchronize()

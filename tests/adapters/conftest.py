@@ -1,7 +1,11 @@
-"""What the tests of the toy engine share."""
+"""What the tests of the engines share."""
 
 import pytest
 import torch
+
+from graphshare.adapters.vllm import deactivate
+from graphshare.adapters.vllm.versions import SUPPORTED
+from tests.vllm_standin.installed import Installed
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,3 +15,10 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=sorted(SUPPORTED))
+def vllm(request, monkeypatch):
+    """A small vLLM of each version that is supported; graphshare is asleep again afterwards."""
+    yield Installed(request.param, monkeypatch)
+    deactivate()

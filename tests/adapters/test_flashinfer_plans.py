@@ -28,7 +28,7 @@ from tests.flashinfer_pairs import PAIRS, Pair
 # smallest int workspace that the library accepted; one byte less was refused.
 SEEN: dict[str, tuple[list[int], int]] = {
     "decode": ([132, 0, 2162688, 0, 528, 1056, 1600, 1588, 1, 1], 1732),
-    "fa2": ([33, 64, 0, 128, 0, 144, 288, 0, 432, 468, 0, 0, 768, 1, 1], 801),
+    "fa2": ([33, 64, 480, 128, 0, 144, 288, 496, 432, 468, 0, 69206016, 768, 1, 1], 801),
     "fa3": ([0, 1024, 2048, 3072, 4096, 5120, 6144, 6688, 0], 7712),
 }
 BATCH_ATTENTION = [
@@ -90,9 +90,7 @@ def test_the_largest_key_bounds_every_key(rows: int, reqs: int, heads: tuple[int
 
 
 def specs_of(pair: Pair) -> tuple[FlashInferSpec, FlashInferSpec]:
-    shape = AttentionShape(
-        num_q_heads=pair.lender[0], num_kv_heads=pair.lender[1], head_size=128
-    )
+    shape = AttentionShape(num_q_heads=pair.lender[0], num_kv_heads=pair.lender[1], head_size=128)
     changes = dict(pair.changes)
     page_size = changes.pop("page_size", 16)
     lender = spec_of(shape, 16, "flashinfer/1", frozenset({pair.kernel}))

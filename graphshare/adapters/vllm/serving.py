@@ -110,7 +110,7 @@ class Serving:
         runner, target = self._runner, self.target
         manager, model_state = runner.cudagraph_manager, runner.model_state
         dispatch, prepare_attn = manager.dispatch, model_state.prepare_attn
-        any_key = target.keys()[0]
+        latest = target.keys()[0]
         keeps_batch = self._keeps_batch()
         states = target.states
 
@@ -127,10 +127,12 @@ class Serving:
             kv_cache_config: Any,
             for_capture: bool = False,
         ) -> Any:
+            nonlocal latest
             if for_capture or cudagraph_mode.name != "FULL":
                 # Eager or piecewise: the same builders write the same buffers. Before they do:
-                # a build that fails has written, too. One key stands for all that they write.
-                target.invalidate(any_key)
+                # a build that fails has written, too. One key stands for all that they write, and
+                # a refusal names the last one as invalidated.
+                target.invalidate(latest)
                 return prepare_attn(
                     input_batch,
                     cudagraph_mode,
@@ -140,7 +142,7 @@ class Serving:
                     kv_cache_config,
                     for_capture,
                 )
-            desc = self._ran
+            latest = desc = self._ran
             batch = TargetBatch(input_batch, cudagraph_mode, block_tables, slot_mappings)
             target.refresh(desc, batch)
             if keeps_batch:

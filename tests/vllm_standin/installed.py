@@ -1,0 +1,46 @@
+"""A small vLLM as if it were installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+from tests.vllm_standin.modules import make_modules
+from tests.vllm_standin.runner import Config
+
+
+class Installed:
+    """A version in ``sys.modules``, until the test is over."""
+
+    def __init__(self, version, monkeypatch):
+        self.version = version
+        self._monkeypatch = monkeypatch
+        for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:
+            monkeypatch.delitem(sys.modules, name)
+        for name, module in make_modules(version).items():
+            monkeypatch.setitem(sys.modules, name, module)
+        self._real = importlib.metadata.version
+        self.pretend(version)
+
+    def pretend(self, version):
+        """Let the package say that it is this version."""
+        self._monkeypatch.setattr(
+            importlib.metadata,
+            "version",
+            lambda name: version if name == "vllm" else self._real(name),
+        )
+
+    def make(self, **options):
+        """A runner that has captured nothing yet."""
+        return sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(Config(**options))
+
+    @staticmethod
+    def warm_up(runner):
+        """What vLLM's worker does with a runner at start."""
+        sys.modules["vllm.v1.worker.gpu_worker"].Worker(runner).compile_or_warm_up_model()
+
+    def start(self, **options):
+        """A runner that is ready to serve."""
+        runner = self.make(**options)
+        self.warm_up(runner)
+        return runner

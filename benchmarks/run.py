@@ -31,6 +31,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "host/replay": ("--rounds=5",),
     "gpu/capture": ("--rounds=2", "--sizes=1", "--layers=2"),
     "gpu/memory": ("--rounds=200",),
+    "gpu/provenance": ("--rounds=2", "--nodes=20"),
+    "gpu/rebind": ("--rounds=2", "--layers=1", "--keys=2", "--width=32"),
     "gpu/refresh": ("--rounds=5",),
     "gpu/replay": ("--rounds=5",),
 }

@@ -25,6 +25,10 @@ COMMANDS = {
         "decode speculatively on captured graphs, with a borrowed state; plant faults",
     ),
     "doctor": ("graphshare.commands.doctor", "what is installed here, and what is missing"),
+    "inspect": (
+        "graphshare.commands.inspect",
+        "which memory a captured graph reads, from a report",
+    ),
     "plan": ("graphshare.commands.plan", "which sizes to capture for a trace of batches"),
 }
 """Name of a command to its module and a line about it."""

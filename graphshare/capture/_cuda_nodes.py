@@ -84,8 +84,8 @@ class _Layout:
                 continue  # nothing in it is aligned for an address
             for offset in range(0, size - 7, 8):
                 self.words.append(((start + offset) // 8, number, offset))
-                # A parameter is aligned for what is in it, but in a bank whose start is not.
-                if offset % 64 == 0 and size - offset >= 8 * MAP_WORDS:
+                # Aligned to 64 bytes in a bank whose own start is aligned to 16 on some devices.
+                if (start + offset) % 16 == 0 and size - offset >= 8 * MAP_WORDS:
                     self.maps.append((start + offset) // 8)
 
     def bytes_of(self, params: Any) -> bytearray:
@@ -224,14 +224,15 @@ class GraphIndex:
         node.name = layout.name
         content = layout.bytes_of(params)
         words = struct.unpack(f"<{len(content) // 8}Q", content)
+        maps = self._maps
         in_maps: set[int] = set()
         for start in layout.maps:
-            if self._maps.looks_like(words[start : start + MAP_WORDS]):
-                if self._maps.word is None:
+            if maps.word is None:
+                if maps.looks_like(words, start):
                     node.opaque.append(f"what may be a tensor map at byte {8 * start}")
                     node.sealed = True
-                elif _LEAST <= words[start + self._maps.word] < _MOST:
-                    in_maps.add(start + self._maps.word)
+            elif _LEAST <= words[start + maps.word] < _MOST and maps.looks_like(words, start):
+                in_maps.add(start + maps.word)
         node.sites = [
             Site(words[word], word, parameter, offset, word in in_maps)
             for word, parameter, offset in layout.words

@@ -15,8 +15,9 @@ from graphshare.capture._graph_driver import DriverError, graph_driver
 
 __all__ = ["MAP_WORDS", "TensorMaps", "tensor_maps"]
 
-MAP_WORDS = 16
-"""Words of eight bytes in a tensor map; it is aligned to eight of them."""
+MAP_WORDS = 8
+"""Words of eight bytes that are looked at: libraries were seen to pass the first 64 of the 128
+bytes alone, back to back. What the driver encodes beyond is for the host."""
 
 _ALL = (1 << 64) - 1
 _ADDRESS = 0x7F12_3456_0000
@@ -42,19 +43,23 @@ class TensorMaps:
         word: The word that holds the address as it is, and nothing else; ``None`` if none was
             found to.
         unused: For each word, the bits that no map had set.
+        always: The words, but for the address, that are zero in no map.
     """
 
     exist: bool
     word: int | None
-    unused: tuple[int, ...]
+    unused: tuple[int, ...] = ()
+    always: tuple[int, ...] = ()
 
-    def looks_like(self, words: Sequence[int]) -> bool:
-        """Whether sixteen words may be a tensor map."""
-        if not self.exist or not any(words[1:3]):
+    def looks_like(self, words: Sequence[int], start: int = 0) -> bool:
+        """Whether eight of some words, from ``start`` on, may be a tensor map."""
+        if not self.exist or start + MAP_WORDS > len(words):
+            return False
+        if not all(words[start + place] for place in self.always):
             return False
         return not any(
-            word & unused
-            for place, (word, unused) in enumerate(zip(words, self.unused, strict=True))
+            words[start + place] & unused
+            for place, unused in enumerate(self.unused)
             if place != self.word
         )
 
@@ -81,16 +86,16 @@ def tensor_maps(device: int) -> TensorMaps:
     try:
         base = _encode(_ADDRESS)
     except DriverError:
-        return TensorMaps(False, None, ())
+        return TensorMaps(False, None)
     word = next((place for place, each in enumerate(base) if each == _ADDRESS), None)
     if word is not None:
         for bit in _ADDRESS_BITS:
             changed = _encode(_ADDRESS ^ (1 << bit))
-            differing = [place for place in range(MAP_WORDS) if changed[place] != base[place]]
+            differing = [place for place, each in enumerate(base) if changed[place] != each]
             if differing != [word] or changed[word] != _ADDRESS ^ (1 << bit):
                 word = None
                 break
-    used = list(base)
+    used, always = list(base), set(range(MAP_WORDS)) - {word}
     for dtype, itemsize in _DTYPES:
         for sizes, box in _SHAPES:
             for swizzle, promotion in (("NONE", "NONE"), ("32B", "L2_256B"), ("128B", "L2_128B")):
@@ -101,7 +106,9 @@ def tensor_maps(device: int) -> TensorMaps:
                 except DriverError:  # not a combination that there is
                     continue
                 used = [one | other for one, other in zip(used, found, strict=True)]
-    return TensorMaps(True, word, tuple(~each & _ALL for each in _widened(used)))
+                always &= {place for place, each in enumerate(found) if each}
+    unused = (~each & _ALL for each in _widened(used[:MAP_WORDS]))
+    return TensorMaps(True, word, tuple(unused), tuple(sorted(always)))
 
 
 def _encode(address: int) -> list[int]:

@@ -116,6 +116,8 @@ class Moves:
         """
         if tensor.device != self.ranges.device or tensor.layout is not torch.strided:
             return None
+        if not self.ranges.starts[0] - _extent(tensor) < tensor.data_ptr() < self.ranges.ends[-1]:
+            return None  # far off, as most are: without a look at its bytes
         mine = MemoryRanges.of([tensor])
         if not mine.overlaps(self.ranges):
             return None
@@ -177,6 +179,12 @@ def moves_of(
         pairs: Any = moves.items()
         return Moves(pairs)
     return Moves(moves)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return at least the bytes from the first element to the last's end."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return sum(size * step for size, step in steps) * tensor.element_size() + tensor.element_size()
 
 
 def _alignment(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -75,8 +76,9 @@ def _check_borrowed(
     theirs: GraphReading,
     mine: GraphReading,
 ) -> None:
-    lent = [leaf for leaf in leaves if _reads(theirs, leaf)]
-    lost = [leaf for leaf in lent if not _reads(mine, leaf)]
+    held = _addresses(theirs), _addresses(mine)
+    lent = [leaf for leaf in Places(leaves).all if _reads(held[0], leaf)]
+    lost = [leaf for leaf in lent if not _reads(held[1], leaf)]
     lender = entry.record.pool_name
     if not lent:
         raise refuse.counted(
@@ -110,9 +112,13 @@ def _check_borrowed(
         )
 
 
-def _reads(reading: GraphReading, leaf: Place) -> bool:
-    start, end = leaf.address, leaf.address + leaf.nbytes
-    return any(start <= word.address < end for node in reading.nodes for word in node.words)
+def _addresses(reading: GraphReading) -> list[int]:
+    return sorted({word.address for node in reading.nodes for word in node.words})
+
+
+def _reads(ascending: list[int], leaf: Place) -> bool:
+    found = bisect_left(ascending, leaf.address)
+    return found < len(ascending) and ascending[found] < leaf.address + leaf.nbytes
 
 
 def _own_memory(pool: PoolCore[Any], entry: Entry[Any], *, build: bool) -> MemoryRanges:

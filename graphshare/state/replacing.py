@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import types
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from graphshare.state.nest import Kind, children, iterate_of, shape_of
+from graphshare.state.nest import Kind, children, shape_of
 
 __all__ = ["with_tensors"]
 
@@ -18,8 +18,8 @@ def with_tensors(nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | Non
     """Return ``nest`` with other tensors in it.
 
     Containers on the way to a replaced tensor are copied, one copy for each object, so what was
-    shared is shared again; all others are the very objects of ``nest``. No code of a container's
-    class runs but what :mod:`copy` calls for subclasses of list, dict and deque.
+    shared is shared again; all others are the very objects of ``nest``. No method that a class
+    overrides runs.
 
     Args:
         nest: Any nest of tensors and host values.
@@ -91,7 +91,7 @@ class _Replacing:
             made = self._frozen(value)
             self._made[id(value)] = made
         else:
-            made = object.__new__(cls) if shape.kind is Kind.OBJECT else copy.copy(value)
+            made = _blank(value)
             self._made[id(value)] = made  # before what is within: it may lead back here
             self._fill(value, made)
         if shape.has_dict:
@@ -112,9 +112,30 @@ class _Replacing:
         return tuple.__new__(type(value), [self._of(item) for item in tuple.__iter__(value)])
 
     def _fill(self, value: Any, made: Any) -> None:
-        if isinstance(value, dict):
+        if isinstance(value, OrderedDict):
+            for key, item in OrderedDict.items(value):
+                OrderedDict.__setitem__(made, key, self._of(item))
+        elif isinstance(value, dict):
             for key, item in dict.items(value):
                 dict.__setitem__(made, key, self._of(item))
-        elif shape_of(type(value)).kind is Kind.SEQUENCE:
-            for place, item in enumerate(iterate_of(type(value))(value)):
-                made[place] = self._of(item)
+        elif isinstance(value, list):
+            list.extend(made, map(self._of, list.__iter__(value)))
+        elif isinstance(value, deque):
+            deque.extend(made, map(self._of, deque.__iter__(value)))
+
+
+def _blank(value: Any) -> Any:
+    """Return an empty object of the same class, made by the built-in type below it."""
+    cls = type(value)
+    if isinstance(value, deque):
+        made: Any = deque.__new__(cls)
+        deque.__init__(made, (), value.maxlen)
+        return made
+    if isinstance(value, defaultdict):
+        made = defaultdict.__new__(cls)
+        made.default_factory = value.default_factory
+        return made
+    for base in (OrderedDict, dict, list, types.SimpleNamespace):
+        if isinstance(value, base):
+            return base.__new__(cls)
+    return object.__new__(cls)

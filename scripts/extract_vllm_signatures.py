@@ -29,7 +29,6 @@ FUNCTIONS = [
     f"{UTILS}:CudaGraphManager.run_fullgraph",
     f"{UTILS}:ModelCudaGraphManager.capture",
     f"{UTILS}:prepare_inputs_to_capture",
-    f"{GPU}.attn_utils:build_slot_mappings_by_layer",
     f"{GPU}.model_states.default:DefaultModelState.prepare_attn",
     "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
     "vllm.v1.worker.utils:AttentionGroup.get_metadata_builder",

@@ -49,10 +49,6 @@ class Family:
         """Return vLLM's ``prepare_inputs_to_capture``."""
         return _named(self.managers_module, "prepare_inputs_to_capture")
 
-    def slots_by_layer(self) -> Callable[..., Any]:
-        """Return vLLM's ``build_slot_mappings_by_layer``."""
-        return _named(f"{_GPU}.attn_utils", "build_slot_mappings_by_layer")
-
     def patch_loops(self, loops: CaptureLoops, target_manager: Any, patches: Patches) -> None:
         """Take part in the capture loops until the patches are undone.
 

@@ -85,7 +85,6 @@ class TargetOwner(_Owner):
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
-        slots_by_layer: vLLM's ``build_slot_mappings_by_layer``.
         groups: Returns the attention groups to build through; by default the runner's.
     """
 
@@ -93,11 +92,9 @@ class TargetOwner(_Owner):
         self,
         runner: Any,
         capture_inputs: CaptureInputs,
-        slots_by_layer: Callable[[torch.Tensor, Any], dict[str, torch.Tensor]],
         groups: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(runner, capture_inputs)
-        self._slots_by_layer = slots_by_layer
         self._groups = groups or (lambda: runner.attn_groups)
         # Bound now: the session puts its own in front of it.
         self._prepare_attn = runner.model_state.prepare_attn
@@ -112,7 +109,11 @@ class TargetOwner(_Owner):
         metadata = self._prepare_attn(
             input_batch, mode, block_tables, slot_mappings, self._groups(), cache
         )
-        return AttentionState(metadata, self._slots_by_layer(slot_mappings, cache))
+        slots: dict[str, torch.Tensor] = {}
+        for number, group in enumerate(cache.kv_cache_groups):
+            # A view of its own for all layers of a group, as in vLLM's state for a capture.
+            slots.update(dict.fromkeys(group.layer_names, slot_mappings[number]))
+        return AttentionState(metadata, slots)
 
     def writes(self, key: Any) -> list[torch.Tensor]:
         """Return the buffers that a step of the runner writes before the target runs.
@@ -137,20 +138,11 @@ class PrefillOwner(TargetOwner):
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
-        slots_by_layer: vLLM's ``build_slot_mappings_by_layer``.
         layers: The draft's layers.
     """
 
-    def __init__(
-        self,
-        runner: Any,
-        capture_inputs: CaptureInputs,
-        slots_by_layer: Callable[[torch.Tensor, Any], dict[str, torch.Tensor]],
-        layers: frozenset[str],
-    ) -> None:
-        super().__init__(
-            runner, capture_inputs, slots_by_layer, lambda: runner.speculator.attn_groups
-        )
+    def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: frozenset[str]) -> None:
+        super().__init__(runner, capture_inputs, lambda: runner.speculator.attn_groups)
         self._layers = layers
 
     def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:

@@ -83,19 +83,19 @@ class Session:
         self, runner: Any, family: Family, mode: Mode, *, when: When | None = None
     ) -> None:
         self._runner, self._family, self.mode = runner, family, mode
-        inputs, slots = family.capture_inputs(), family.slots_by_layer()
+        inputs = family.capture_inputs()
         layers = frozenset(runner.speculator.draft_attn_layer_names)
         pool = partial(_pool, runner, "strict" if mode is Mode.STRICT else "fast")
         self.target = pool(
             "target",
-            TargetOwner(runner, inputs, slots),
+            TargetOwner(runner, inputs),
             # Graphs for several numbers of LoRA adapters read one state.
             state_key=_without_loras,
             spec=_spec(runner.attn_groups, layers),
         )
         self.prefill = pool(
             "draft_prefill",
-            PrefillOwner(runner, inputs, slots, layers),
+            PrefillOwner(runner, inputs, layers),
             spec=_spec(runner.speculator.attn_groups, layers),
         )
         self.decode = pool("draft_decode", DecodeOwner(runner, inputs))

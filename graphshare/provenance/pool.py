@@ -12,6 +12,7 @@ from graphshare.core import PoolCore
 from graphshare.errors import GraphShareError
 
 if TYPE_CHECKING:
+    from graphshare.pool import GraphPool
     from graphshare.provenance.rebinding import Rebinding
     from graphshare.provenance.report import Provenance
 
@@ -111,7 +112,7 @@ class InspectedPool(PoolCore[K]):
         moves: Mapping[torch.Tensor, torch.Tensor] | Iterable[tuple[torch.Tensor, torch.Tensor]],
         keys: Iterable[K] | None = None,
         *,
-        also: Iterable[InspectedPool[Any]] = (),
+        also: Iterable[GraphPool[Any]] = (),
         unused_ok: bool = False,
     ) -> Rebinding:
         """Put captured graphs on other memory without capturing them anew.

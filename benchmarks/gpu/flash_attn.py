@@ -208,10 +208,10 @@ def measure(
 
         return borrowed if borrows else built
 
-    def timed(functions: dict[str, Callable[[PagedBatch], object]]) -> Any:
+    def timed(functions: dict[str, Callable[[PagedBatch], object]], turns: int = 4) -> Any:
         return in_turn(
             {name: _cycled(function, batches) for name, function in functions.items()},
-            turns=4,
+            turns=turns,
             rounds=rounds,
             between=wait,
         )
@@ -227,7 +227,8 @@ def measure(
         {
             "step, borrowed": step(borrows=True, waits=False),
             "step, rebuilt": step(borrows=False, waits=False),
-        }
+        },
+        turns=1,  # so that the queue of launches never fills
     )
     waited = timed(
         {
@@ -240,6 +241,7 @@ def measure(
         Figure(f"{case}: by hand", builds.median_us("by hand"), "us"),
         Figure(f"{case}: build", builds.median_us("build"), "us"),
         Figure.of(f"{case}: refresh / build", builds.ratio("refresh", "build"), "", 1.05),
+        Figure.of(f"{case}: refresh over build", difference_us(builds, "refresh", "build"), "us"),
         Figure.of(f"{case}: build / by hand", builds.ratio("build", "by hand"), ""),
         Figure.of(
             f"{case}: borrowing saves, host",

@@ -120,8 +120,18 @@ class PageLists:
         return sum(stage.host.nbytes for stage in self._stages)
 
     def views(self, key: BatchDescriptor) -> PageViews:
-        """What the kernels of ``key`` read; the same addresses for each call."""
-        reqs = self.capacity.num_reqs(key)
+        """What the kernels of ``key`` read; the same addresses for each call.
+
+        Raises:
+            ValueError: The key has more rows or requests than the capacity.
+        """
+        reqs, capacity = self.capacity.num_reqs(key), self.capacity
+        if reqs > capacity.max_num_reqs or key.num_tokens > capacity.max_num_tokens:
+            raise ValueError(
+                f"key: expected at most {capacity.max_num_reqs} requests and "
+                f"{capacity.max_num_tokens} rows, got {key}. Its lists would lie over one another. "
+                "Size the capacity for the largest key"
+            )
         packed, pages = self.packed, self._pages
         return PageViews(
             qo_indptr=packed[self._qo : self._qo + reqs + 1],

@@ -55,7 +55,8 @@ class FlashInferOwner(FlashInfer):
         device: Of the states, a GPU.
         kernel: For all keys but those of ``decode_kernel``; by default ``"fa3"`` on Hopper, else
             ``"fa2"``. Under graphs FA2 takes scratch that grows with rows, see
-            :func:`graphshare.adapters.flashinfer.fa2_float_bytes`.
+            :func:`graphshare.adapters.flashinfer.fa2_float_bytes`. ``"decode"`` for an owner that
+            has no other keys.
         decode_kernel: For keys of one row a request (``uniform_query_len=1``).
         also: Of models that cannot run on plans for ``shape`` and borrow the states all the same:
             a build plans for each of them too, on the same page lists.
@@ -72,8 +73,8 @@ class FlashInferOwner(FlashInfer):
 
     Raises:
         ModuleNotFoundError: FlashInfer is not installed.
-        ValueError: For a kernel that there is not, ``kernel="decode"``, or a float workspace that
-            is not one flat tensor of bytes on the device.
+        ValueError: For a kernel that there is not, or a float workspace that is not one flat
+            tensor of bytes on the device.
     """
 
     def __init__(
@@ -94,11 +95,6 @@ class FlashInferOwner(FlashInfer):
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self.kernel: Kernel = check_kernel(kernel or ("fa3" if hopper else "fa2"))
         self.decode_kernel: Kernel = check_kernel(decode_kernel)
-        if self.kernel == "decode":
-            raise ValueError(
-                "kernel: expected one that takes any rows, got 'decode', which takes one row of "
-                "each request. It is the default of decode_kernel"
-            )
         self.also = tuple(also)
         if float_workspace is None:
             nbytes = max(
@@ -126,16 +122,28 @@ class FlashInferOwner(FlashInfer):
         return spec_of(self.shape, size, backend, kernels, also)
 
     def kernel_of(self, key: BatchDescriptor) -> Kernel:
-        """Return what is launched for ``key``."""
-        return self.decode_kernel if key.uniform_query_len == 1 else self.kernel
+        """Return what is launched for ``key``.
+
+        Raises:
+            ValueError: The owner has a kernel for one row a request only, and this key has others.
+        """
+        if key.uniform_query_len == 1:
+            return self.decode_kernel
+        if self.kernel == "decode":
+            raise ValueError(
+                f"kernel: expected one that takes any rows, got 'decode' (key {key}). It would "
+                "take each row for a request. Choose another kernel, or leave out such keys"
+            )
+        return self.kernel
 
     def build(self, key: BatchDescriptor, batch: PagedBatch | None, phase: Phase) -> AttentionState:
         """Write and plan ``batch`` for ``key``; without one, requests that fill the key.
 
         Raises:
             CaptureError: The current stream is capturing; nothing is written then.
-            ValueError: For a batch that the key or the capacity does not hold, or, in a uniform
-                key, requests of other lengths; nothing is written then.
+            ValueError: For a batch that the key or the capacity does not hold, in a uniform key
+                for requests of other lengths, or for a key that the capacity or the kernel does
+                not take; nothing is written then.
             RuntimeError: FlashInfer cannot plan for it.
         """
         del phase
@@ -212,9 +220,9 @@ class FlashInferOwner(FlashInfer):
 
     def _prepare(self, key: BatchDescriptor) -> _Prepared:
         """Make what a key needs, planned for as many rows as a batch may have."""
+        kernel = self.kernel_of(key)
         views = self.lists.views(key)
         host = self.lists.write(key, dummy_batch(key, self.capacity))
-        kernel = self.kernel_of(key)
         planners: list[Planner] = []
         for shape in (self.shape, *self.also):
             planner = self._keyless.get(shape) if kernel == "batch_attention" else None

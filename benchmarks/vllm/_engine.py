@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import functools
 import importlib
 import os
 import random
@@ -40,7 +40,7 @@ def start(
     """Return a ``vllm.LLM`` of this pair.
 
     Args:
-        pair: ``"small"``, bound by the host, or ``"8b"``.
+        pair: ``"small"`` or ``"small128"``, bound by the host, or ``"8b"``.
         method: ``"eagle"`` or ``"eagle3"``.
         cudagraph_mode: As vLLM's.
         backend: Attention backend; by default vLLM's choice.
@@ -55,6 +55,7 @@ def start(
     use_in(loader, liveliness)
     if before is not None:
         before()
+    _remember_runner()
     target, draft = write_pair(Path(tempfile.mkdtemp()), pair, method)
     options: dict[str, Any] = {}
     if backend is not None:
@@ -84,12 +85,27 @@ def start(
     )
 
 
+_runners: list[Any] = []
+
+
+def _remember_runner() -> None:
+    # vLLM hides it well: behind its engine's clients, and frozen for the garbage collector.
+    module: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+    warm_up = module.Worker.compile_or_warm_up_model
+
+    @functools.wraps(warm_up)
+    def remembered(worker: Any) -> Any:
+        _runners.append(worker.model_runner)
+        return warm_up(worker)
+
+    module.Worker.compile_or_warm_up_model = remembered
+
+
 def runner() -> Any:
     """Return the model runner of this process."""
-    found = [each for each in gc.get_objects() if type(each).__name__ == "GPUModelRunner"]
-    if len(found) != 1:
-        raise RuntimeError(f"expected one model runner in this process, found {len(found)}")
-    return found[0]
+    if not _runners:
+        raise RuntimeError("no model runner has been warmed up in this process")
+    return _runners[-1]
 
 
 def prompts(count: int, seed: int = 0, longest: int = 300) -> list[list[int]]:

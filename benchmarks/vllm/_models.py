@@ -46,7 +46,9 @@ _SMALL = _8B | {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-PAIRS = {"small": _SMALL, "8b": _8B}
+# Head size 128, as the 8B pair: at 64 FlashAttention 3 captures mixed batches without their mask.
+_SMALL_128 = _SMALL | {"num_attention_heads": 8, "num_key_value_heads": 2}
+PAIRS = {"small": _SMALL, "small128": _SMALL_128, "8b": _8B}
 
 
 def write_pair(folder: Path, pair: str, method: str) -> tuple[Path, Path]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.vllm import _engine, _faults, _time
+from benchmarks.vllm import _engine, _faults, _models, _time
 from graphshare.adapters.vllm import sessions, statistics
 
 
@@ -145,13 +145,14 @@ TASKS: dict[str, Callable[[Any, Any], Any]] = {
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--pair", choices=("small", "8b"), default="small")
+    parser.add_argument("--pair", choices=_models.PAIRS, default="small")
     parser.add_argument("--method", choices=("eagle", "eagle3"), default="eagle")
     parser.add_argument("--cudagraph-mode", default="FULL")
     parser.add_argument("--backend")
     parser.add_argument("--liveliness", type=float, default=0.35)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--wait-for", type=Path, help="begin the tasks when this file is there")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
@@ -191,6 +192,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     guarded("start", begin)
     guarded("draft_saw", upstream.found)
+    while options.wait_for is not None and not options.wait_for.exists():
+        time.sleep(0.5)
     for name in options.tasks:
         if kept:
             guarded(name, lambda name=name: TASKS[name](kept[0], options))

@@ -337,12 +337,27 @@ def left_alone(vllm, caplog, **options):
         ({"parallel": {"data_parallel_size": 2}}, "data_parallel_size"),
         ({"parallel": {"prefill_context_parallel_size": 2}}, "prefill_context_parallel_size"),
         ({"capture_sizes": ()}, "cudagraph_mode"),
+        ({"head_size": 64}, "causal mask at head size 64"),
         ({"backend": type("Other", (), {"get_name": staticmethod(lambda: "FLEX")})}, "FLEX"),
     ],
 )
 def test_what_is_not_supported_is_left_alone_and_named(vllm, caplog, options, reason) -> None:
     activate()
     assert reason in left_alone(vllm, caplog, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"head_size": 64, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+        {"head_size": 64, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        {"head_size": 64, "backend": parts.TritonAttentionBackend},
+    ],
+)
+def test_graphs_that_keep_their_mask_are_served(vllm, options) -> None:
+    activate()
+    vllm.start(**options)
+    assert statistics().active
 
 
 def test_another_flash_attention_is_left_alone(vllm, caplog, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass, field, make_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -140,8 +141,8 @@ class BlockTables:
 
 @dataclass
 class KVCacheSpec:
+    head_size: int
     num_kv_heads: int = 2
-    head_size: int = 8
     block_size: int = PAGE
     dtype: torch.dtype = torch.bfloat16
 
@@ -186,17 +187,24 @@ class TritonAttentionBackend:
         return "TRITON_ATTN"
 
 
+_GARBAGE = itertools.count(1_000_000)
+
+
 class FlashAttentionBuilder:
     def __init__(self, max_num_reqs):
-        self.scheduler_metadata = torch.zeros(1 + 4 * max_num_reqs, dtype=torch.int32)
+        self.scheduler_metadata = torch.zeros(1 + 4 * (max_num_reqs + 3), dtype=torch.int32)
         self.builds = 0
 
     def build(self, common, for_capture):
         self.builds += 1
         lengths = (common["query_start_loc"].diff() * 1000 + common["seq_lens"]).int()
-        n = 1 + 4 * len(lengths)
-        self.scheduler_metadata[1:n] = lengths.repeat(4)
-        self.scheduler_metadata[n:] = 0
+        # Three vectors, padded to a multiple of four with whatever memory holds, and a counter.
+        stride = -(-len(lengths) // 4) * 4
+        n = 1 + 3 * stride
+        vectors = torch.full((3, stride), next(_GARBAGE), dtype=torch.int32)
+        vectors[:, : len(lengths)] = lengths
+        self.scheduler_metadata[: n - 1] = vectors.flatten()
+        self.scheduler_metadata[n - 1 :] = 0
         return FlashAttentionMetadata(
             **common,
             use_cascade=False,
@@ -244,9 +252,11 @@ class AttentionGroup:
         return self.metadata_builders[ubatch_id]
 
 
-def make_groups(backend, layer_names, max_num_reqs):
+def make_groups(backend, layer_names, max_num_reqs, head_size=128):
     builder = TritonAttentionBuilder if backend is TritonAttentionBackend else FlashAttentionBuilder
-    group = AttentionGroup(backend, list(layer_names), KVCacheSpec(), [builder(max_num_reqs)])
+    group = AttentionGroup(
+        backend, list(layer_names), KVCacheSpec(head_size), [builder(max_num_reqs)]
+    )
     return [[group]]
 
 
@@ -327,7 +337,7 @@ class Attention:
         total = (self.cache[where] * weights * seen).sum(1)
         if metadata.scheduler_metadata is not None:
             # As a plan that says how long each request is: a wrong one spoils the result.
-            planned = metadata.scheduler_metadata[1 : 1 + len(ends)][request]
+            planned = metadata.scheduler_metadata[: len(ends)][request]
             starts = metadata.query_start_loc.diff()[request] * 1000
             total = total + (planned - starts - metadata.seq_lens[request])
         result = values.clone()

@@ -37,6 +37,7 @@ class Config:
     capture_sizes: tuple[int, ...] = (4, 8, 16)
     cudagraph_mode: str = "FULL"
     backend: Any = FlashAttentionBackend
+    head_size: int = 128
     method: str = "eagle"
     lora_cases: tuple[int, ...] = (0,)
     parallel: dict[str, int] = field(default_factory=dict)
@@ -63,7 +64,9 @@ def runner_class(version, world):
             }
             names = list(layers)
             self.kv_cache_config = KVCacheConfig([KVCacheGroup(names)])
-            self.attn_groups = make_groups(config.backend, names, config.max_num_reqs)
+            self.attn_groups = make_groups(
+                config.backend, names, config.max_num_reqs, config.head_size
+            )
             self.model = Model({name: layers[name] for name in names[:2]})
             more = (
                 {} if version in ("0.20.2", "0.21.0") else {"lora_capture_cases": config.lora_cases}

@@ -48,9 +48,9 @@ class Speculator:
         self.model_state, self.kv_cache_config = model_state, kv_cache_config
         self.block_tables = block_tables
         self.target_input_buffers, self.target_attn_groups = input_buffers, attn_groups
-        backend = attn_groups[0][0].backend
+        layers = sorted(self.draft_attn_layer_names)
         self.attn_groups = make_groups(
-            backend, sorted(self.draft_attn_layer_names), self.max_num_reqs
+            attn_groups[0][0].backend, layers, self.max_num_reqs, self._config.head_size
         )
 
     def _build(self, num_reqs, num_reqs_padded, num_tokens_padded, max_query_len):

@@ -20,7 +20,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["BACKENDS", "Backend", "host_values", "written_by_builders"]
+from graphshare.adapters.flash_attn.schedule import padded
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "drops_mask",
+    "host_values",
+    "same_unused",
+    "written_by_builders",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,36 @@ def host_values() -> dict[str, str]:
     return {
         pattern: rule for each in BACKENDS.values() for pattern, rule in each.host_values.items()
     }
+
+
+def drops_mask(head_size: int) -> bool:
+    """Whether FlashAttention 3 makes a launch with one query row a request an unmasked one.
+
+    A graph of it is wrong for more rows, and the plan of such a batch has another size. With a
+    paged cache these head sizes keep the mask for the sake of their tiles (``flash_api.cpp`` of
+    vllm-project/flash-attention 617264c; seen on an H200 with head size 64).
+    """
+    return not 64 < head_size <= 128
+
+
+def same_unused(own: Any, borrowed: Any) -> None:
+    """Make what no kernel reads in two plans of FlashAttention 3 equal, for a comparison.
+
+    The vectors of a plan are padded to a multiple of four requests, and the padding is memory that
+    nobody has written.
+
+    Args:
+        own: Metadata whose plan takes the other's padding; any backend's.
+        borrowed: The other metadata, for the same requests.
+    """
+    mine, theirs = (getattr(each, "scheduler_metadata", None) for each in (own, borrowed))
+    if mine is None or theirs is None or mine.shape != theirs.shape:
+        return
+    num_reqs = len(own.seq_lens)
+    stride = padded(num_reqs)
+    for start in range(0, len(mine) - 1, stride):
+        unused = slice(start + num_reqs, start + stride)
+        mine[unused] = theirs[unused]
 
 
 def written_by_builders(groups: list[list[Any]]) -> Iterator[torch.Tensor]:

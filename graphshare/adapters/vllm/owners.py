@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphshare.adapters.vllm.backends import BACKENDS, host_values, written_by_builders
+from graphshare.adapters.vllm.backends import (
+    BACKENDS,
+    host_values,
+    same_unused,
+    written_by_builders,
+)
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -139,15 +144,23 @@ class PrefillOwner(TargetOwner):
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
         layers: The draft's layers.
+
+    Attributes:
+        compared_with: The borrowed state that the next build is compared with, if there is one.
     """
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: frozenset[str]) -> None:
         super().__init__(runner, capture_inputs, lambda: runner.speculator.attn_groups)
         self._layers = layers
+        self.compared_with: AttentionState | None = None
 
     def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:
         """Build through the draft's attention groups what the target's step holds."""
-        return only(self._layers, super().build(key, batch, phase))
+        state = only(self._layers, super().build(key, batch, phase))
+        if self.compared_with is not None:
+            for name, metadata in state.attn_metadata.items():
+                same_unused(metadata, self.compared_with.attn_metadata[name])
+        return state
 
     def live_rows(self, key: Any, batch: TargetBatch) -> Mapping[str, int]:
         """Leave out of a comparison what only a forward writes."""

@@ -95,7 +95,7 @@ class Serving:
             if not self.prefill.holdings.entries[desc].lease.borrowed:
                 return _Replay(lambda: self._replay_own(desc, bound))
             if self._verify:
-                return _Replay(lambda: self._replay_verified(bound))
+                return _Replay(lambda: self._replay_verified(desc, bound))
             return bound
 
         return replaying
@@ -186,10 +186,15 @@ class Serving:
         self.prefill.refresh(desc, self._batch)
         bound.replay()
 
-    def _replay_verified(self, bound: Any) -> None:
-        # Whatever is wrong with the state shows here: a stale one has no live key.
-        if self.shared.live_key is not None:
-            self.shared.verify(self._batch)
+    def _replay_verified(self, desc: Any, bound: Any) -> None:
+        # One that is stale is refused by the replay, which says why.
+        if self.shared.live_key == desc:
+            owner: Any = self.prefill.owner
+            owner.compared_with = self.prefill.states[desc]
+            try:
+                self.shared.verify(self._batch)
+            finally:
+                owner.compared_with = None
             self.verified += 1
             self.target.refresh(self._ran, self._batch)  # verify leaves the lender stale
         bound.replay()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphshare.adapters.vllm.backends import BACKENDS
+from graphshare.adapters.vllm.backends import BACKENDS, drops_mask
 from graphshare.adapters.vllm.signatures import first_difference
 
 __all__ = ["full_keys", "why_not"]
@@ -88,10 +88,29 @@ def _why_not_attention(runner: Any, family: Any) -> str | None:
     return None
 
 
+def _head_size_without_mask(runner: Any) -> int | None:
+    """Return a head size at which FlashAttention 3 sees no need for a mask with one row."""
+    for group in (each for within in runner.attn_groups for each in within):
+        size = group.kv_cache_spec.head_size
+        if group.backend.get_name() == "FLASH_ATTN" and drops_mask(size):
+            return size
+    return None
+
+
 def _why_not_graphs(runner: Any) -> str | None:
     speculator = runner.speculator
-    if not full_keys(runner.cudagraph_manager):
+    keys = full_keys(runner.cudagraph_manager)
+    if not keys:
         return "no full CUDA graph is captured (cudagraph_mode)"
+    size = _head_size_without_mask(runner)
+    if size is not None and any(
+        key.uniform_token_count is None and key.num_tokens < 2 * key.num_reqs for key in keys
+    ):
+        return (
+            f"captured on one token a request, FlashAttention 3 drops the causal mask at head size "
+            f"{size}, and vLLM's full graphs of mixed batches are wrong for more tokens a request; "
+            "cudagraph_mode FULL_AND_PIECEWISE or FULL_DECODE_ONLY has none"
+        )
     if not full_keys(speculator.prefill_cudagraph_manager):
         return "the draft's prefill captures no full CUDA graph"
     return None

@@ -47,22 +47,28 @@ class _Activation:
         self._sessions.clear()
 
     def _worker_arrived(self, module: ModuleType) -> None:
+        family, found = find_family()
+        if family is None:
+            self._leave_alone(found)
+            return
         original = module.Worker.compile_or_warm_up_model
 
         @functools.wraps(original)
         def compile_or_warm_up_model(worker: Any) -> Any:
             with Patches() as patches:
-                self._runner_captures(worker.model_runner, patches)
+                self._runner_captures(worker.model_runner, family, patches)
                 return original(worker)
 
         self._patches.set(module.Worker, "compile_or_warm_up_model", compile_or_warm_up_model)
 
-    def _runner_captures(self, runner: Any, patches: Patches) -> None:
-        family, found = find_family()
-        reason = found if family is None else why_not(runner, family)
-        if family is None or reason is not None:
-            self.reason = str(reason)
-            _logger.warning("graphshare leaves this vLLM as it is: %s", reason)
+    def _leave_alone(self, reason: str) -> None:
+        self.reason = reason
+        _logger.warning("graphshare leaves this vLLM as it is: %s", reason)
+
+    def _runner_captures(self, runner: Any, family: Family, patches: Patches) -> None:
+        reason = why_not(runner, family)
+        if reason is not None:
+            self._leave_alone(reason)
             return
         self.version = family.version
         patches.set(runner, "capture_model", functools.partial(self._capture, runner, family))

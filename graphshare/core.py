@@ -233,9 +233,10 @@ def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:
 
 def _strict_launch(entry: Entry[Any], refuse: Refusals) -> Callable[[], None]:
     record, inner, key = entry.record, entry.launch, entry.key
-    order, checker = record.order, record.checker
+    order = record.order
 
     def launch() -> None:
+        checker = record.checker  # not a local of the closure: a rebind makes another one
         if checker is not None and not checker.matches(record.state):
             differences = checker.differences(record.state)
             if differences:

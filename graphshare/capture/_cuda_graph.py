@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from graphshare.capture._cuda_memory import CudaMemory, Span, spans_of
-from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site, index_nodes
+from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
 from graphshare.capture._cuda_patch import NodeChange
 from graphshare.capture._failure import graph_memory_moves
 from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
@@ -58,7 +58,8 @@ class GraphNodes:
         try:
             with torch.cuda.device(device):
                 self._maps: TensorMaps = tensor_maps(device.index)
-                self._index: GraphIndex = index_nodes(self._driver, raw, self._maps)
+                spans = [(each.start, each.end) for each in known]
+                self._index = GraphIndex(self._driver, raw, self._maps, spans)
         except DriverError as error:
             raise ProvenanceError(
                 "reading a CUDA graph",
@@ -91,7 +92,7 @@ class GraphNodes:
         index = self._index
         self._check_own(moves)
         by_node: dict[int, tuple[NodeIndex, list[tuple[Site, int]]]] = {}
-        touched = moves.touched(index.ascending())
+        touched = moves.touched(index.ascending)
         for value in touched:
             new = moves.address(value)
             for node, site in index.holding(value):
@@ -107,20 +108,30 @@ class GraphNodes:
                     remedy="Capture the keys anew",
                     node=named,
                 )
-        # The driver names the executable anew when torch instantiates the graph again.
-        executable = self._driver.executable(self._graph.raw_cuda_graph_exec())
+        executable = self._driver.executable(self._executable())
         changes = [
             NodeChange(self._driver, executable, index, node, sites)
             for node, sites in by_node.values()
         ]
-        return _Indexed(changes, touched, index)
+        return _Indexed(changes, touched, map(moves.address, touched), index, self._device)
+
+    def _executable(self) -> int:
+        # Asked each time: torch makes another one when it instantiates the graph again.
+        try:
+            return self._graph.raw_cuda_graph_exec()
+        except RuntimeError:  # an engine may leave it to the first replay
+            self._graph.instantiate()
+            return self._graph.raw_cuda_graph_exec()
 
     def _check_own(self, moves: Moves) -> None:
-        """Refuse to move the graph's own memory, parts of which it uses again and again."""
+        """Refuse to move the graph's own memory, parts of which it uses again and again.
+
+        Nothing may move there either: replays of other graphs in the pool write it.
+        """
         pool_id = tuple(self._graph.pool())
         own = [(each.start, each.end) for each in self._known if each.pool_id == pool_id]
         ranges = MemoryRanges.merged(own, self._device)
-        if ranges.overlaps(moves.ranges):
+        if ranges.overlaps(moves.ranges) or ranges.overlaps(moves.targets):
             raise graph_memory_moves()
 
 
@@ -128,22 +139,31 @@ class _Indexed(Patch):
     """A patch after which the index is brought up to date."""
 
     def __init__(
-        self, changes: Sequence[NodeChange], old: Sequence[int], index: GraphIndex
+        self,
+        changes: Sequence[NodeChange],
+        old: Sequence[int],
+        new: Iterable[int],
+        index: GraphIndex,
+        device: torch.device,
     ) -> None:
         super().__init__(changes, old)
+        self._values = self.old.union(new)
         self._index = index
+        self._device = device
 
     def apply(self) -> None:
-        try:
-            super().apply()
-        finally:
-            self._index.changed()
+        with torch.cuda.device(self._device):
+            try:
+                super().apply()
+            finally:
+                self._index.changed(self._values)
 
     def revert(self) -> None:
-        try:
-            super().revert()
-        finally:
-            self._index.changed()
+        with torch.cuda.device(self._device):
+            try:
+                super().revert()
+            finally:
+                self._index.changed(self._values)
 
 
 def _seen(node: NodeIndex, memory: CudaMemory) -> GraphNode:

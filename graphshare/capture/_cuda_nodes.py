@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphshare.capture._graph_driver import DriverError, GraphDriver, demangled
 from graphshare.capture._tensor_maps import MAP_WORDS, TensorMaps
 
-__all__ = ["GraphIndex", "KernelParams", "NodeIndex", "Site", "index_nodes"]
+__all__ = ["GraphIndex", "KernelParams", "NodeIndex", "Site"]
 
 # Numbers outside of these are no addresses: the first page, and what user space does not reach.
 _LEAST, _MOST = 1 << 16, 1 << 56
@@ -73,7 +74,7 @@ class _Layout:
 
     __slots__ = ("maps", "name", "nbytes", "params", "words")
 
-    def __init__(self, driver: GraphDriver, params: Any) -> None:
+    def __init__(self, driver: GraphDriver, params: Any, maps: TensorMaps) -> None:
         self.params = driver.layout(params)
         self.name = demangled(driver.name(params))
         self.nbytes = max((offset + size for offset, size in self.params), default=0)
@@ -84,8 +85,7 @@ class _Layout:
                 continue  # nothing in it is aligned for an address
             for offset in range(0, size - 7, 8):
                 self.words.append(((start + offset) // 8, number, offset))
-                # Aligned to 64 bytes in a bank whose own start is aligned to 16 on some devices.
-                if (start + offset) % 16 == 0 and size - offset >= 8 * MAP_WORDS:
+                if maps.may_start(start + offset) and size - offset >= 8 * MAP_WORDS:
                     self.maps.append((start + offset) // 8)
 
     def bytes_of(self, params: Any) -> bytearray:
@@ -153,18 +153,34 @@ class GraphIndex:
     Attributes:
         nodes: Every node, enclosed ones included.
         allocations: Start and size of the memory that the graph's own nodes allocate.
+
+    Args:
+        driver: The driver.
+        graph: Its handle.
+        maps: What tensor maps look like.
+        spans: Start and end of the memory that PyTorch had when it was captured.
+
+    Raises:
+        DriverError: The driver does not let it be read.
     """
 
-    def __init__(self, driver: GraphDriver, graph: Any, maps: TensorMaps) -> None:
+    def __init__(
+        self, driver: GraphDriver, graph: Any, maps: TensorMaps, spans: Sequence[tuple[int, int]]
+    ) -> None:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
         self._layouts: dict[int, _Layout] = {}
         self._own: dict[int, KernelParams] = {}
         self._driver = driver
         self._maps = maps
+        self._spans = sorted(spans)
+        self._known: dict[int, bool] = {}
         self._read(graph, None)
         self._by_value: dict[int, list[tuple[NodeIndex, Site]]] = {}
-        self._ascending: list[int] | None = None
+        for node in self.nodes:
+            for site in node.sites:
+                self._by_value.setdefault(site.value, []).append((node, site))
+        self._ascending = sorted(self._by_value)
 
     def _read(self, graph: Any, inside: int | None) -> None:
         driver = self._driver
@@ -210,7 +226,7 @@ class GraphIndex:
         function = self._driver.function(params)
         layout = self._layouts.get(function)
         if layout is None:
-            layout = self._layouts[function] = _Layout(self._driver, params)
+            layout = self._layouts[function] = _Layout(self._driver, params, self._maps)
         return layout
 
     def _kernel(self, node: NodeIndex) -> None:
@@ -236,35 +252,36 @@ class GraphIndex:
         node.sites = [
             Site(words[word], word, parameter, offset, word in in_maps)
             for word, parameter, offset in layout.words
-            if _LEAST <= words[word] < _MOST
+            if _LEAST <= words[word] < _MOST and self._is_address(words[word])
         ]
 
+    def _is_address(self, value: int) -> bool:
+        """Whether it is, or was at the capture, an address of memory that anybody has."""
+        known = self._known.get(value)
+        if known is None:
+            place = bisect_right(self._spans, (value, _MOST)) - 1
+            known = self._known[value] = (
+                (place >= 0 and value < self._spans[place][1])
+                or any(start <= value < start + size for start, size in self.allocations)
+                or self._driver.allocated(value) is not None
+            )
+        return known
+
+    @property
     def ascending(self) -> list[int]:
-        """Return each value that may be an address, once, in ascending order."""
-        if self._ascending is None:
-            self._by_value = {}
-            for node in self.nodes:
-                for site in node.sites:
-                    self._by_value.setdefault(site.value, []).append((node, site))
-            self._ascending = sorted(self._by_value)
+        """Each value that may be an address, once, in ascending order."""
         return self._ascending
 
     def holding(self, value: int) -> list[tuple[NodeIndex, Site]]:
-        """Return where a value of :meth:`ascending` is."""
+        """Return where a value of :attr:`ascending` is."""
         return self._by_value[value]
 
-    def changed(self) -> None:
-        """Sites have other values now."""
-        self._ascending = None
-
-
-def index_nodes(driver: GraphDriver, graph: Any, maps: TensorMaps) -> GraphIndex:
-    """Read a graph.
-
-    Raises:
-        DriverError: The driver does not let it be read.
-    """
-    return GraphIndex(driver, graph, maps)
+    def changed(self, values: Iterable[int]) -> None:
+        """Bring it up to date where sites had, or have, one of some values."""
+        moved = [each for value in values for each in self._by_value.pop(value, ())]
+        for node, site in moved:
+            self._by_value.setdefault(site.value, []).append((node, site))
+        self._ascending = sorted(self._by_value)
 
 
 def _ends(params: Any) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+
+import torch
 
 from graphshare.capture._graph_driver import DriverError, graph_driver
 
@@ -20,6 +23,11 @@ MAP_WORDS = 8
 bytes alone, back to back. What the driver encodes beyond is for the host."""
 
 _ALL = (1 << 64) - 1
+_BANKS = {9: 0x210}
+"""Where a kernel's parameters begin in the device's memory for constants, by major capability, as
+kernels of cuBLAS and FlashAttention on an H200 agree. Tensor maps are aligned to 64 bytes there."""
+
+_FORMAT = 1  # the word whose lower half differs by type, number of dimensions and swizzle alone
 _ADDRESS = 0x7F12_3456_0000
 _ADDRESS_BITS = range(4, 47)  # a tensor map's address is a multiple of 16
 
@@ -31,7 +39,12 @@ _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((64, 16, 3, 5), (16, 2, 1, 1)),
     ((128, 256, 8, 1000, 7), (16, 1, 1, 1, 1)),
 )
-_DTYPES = (("UINT8", 1), ("INT32", 4), ("FLOAT16", 2), ("FLOAT32", 4), ("BFLOAT16", 2))
+_SWIZZLES = ("NONE", "32B", "64B", "128B")
+_PROMOTIONS = ("NONE", "L2_64B", "L2_128B", "L2_256B")
+_DTYPES = (
+    *(("UINT8", 1), ("UINT16", 2), ("UINT32", 4), ("INT32", 4), ("UINT64", 8), ("INT64", 8)),
+    *(("FLOAT16", 2), ("FLOAT32", 4), ("FLOAT64", 8), ("BFLOAT16", 2), ("TFLOAT32", 4)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +57,19 @@ class TensorMaps:
             found to.
         unused: For each word, the bits that no map had set.
         always: The words, but for the address, that are zero in no map.
+        bank: Where a kernel's parameters begin, in bytes, as far as alignment goes; ``None`` where
+            it is not known.
     """
 
     exist: bool
     word: int | None
     unused: tuple[int, ...] = ()
     always: tuple[int, ...] = ()
+    bank: int | None = None
+
+    def may_start(self, offset: int) -> bool:
+        """Whether a tensor map may start at an offset in a kernel's parameters."""
+        return offset % 16 == 0 if self.bank is None else (self.bank + offset) % 64 == 0
 
     def looks_like(self, words: Sequence[int], start: int = 0) -> bool:
         """Whether eight of some words, from ``start`` on, may be a tensor map."""
@@ -82,7 +102,6 @@ class TensorMaps:
 @functools.cache
 def tensor_maps(device: int) -> TensorMaps:
     """Look at what the driver encodes; once for each device, whose context is the current one."""
-    del device  # the driver encodes for the current context's
     try:
         base = _encode(_ADDRESS)
     except DriverError:
@@ -96,19 +115,19 @@ def tensor_maps(device: int) -> TensorMaps:
                 word = None
                 break
     used, always = list(base), set(range(MAP_WORDS)) - {word}
-    for dtype, itemsize in _DTYPES:
-        for sizes, box in _SHAPES:
-            for swizzle, promotion in (("NONE", "NONE"), ("32B", "L2_256B"), ("128B", "L2_128B")):
-                try:
-                    found = graph_driver().tensor_map(
-                        _ADDRESS, dtype, itemsize, sizes, box, swizzle, promotion
-                    )
-                except DriverError:  # not a combination that there is
-                    continue
-                used = [one | other for one, other in zip(used, found, strict=True)]
-                always &= {place for place, each in enumerate(found) if each}
+    plain = ("NONE", "NONE")
+    tried = [(*dtype, *shape, *plain) for dtype in _DTYPES for shape in _SHAPES]
+    tried += [("BFLOAT16", 2, *_SHAPES[1], *each) for each in product(_SWIZZLES, _PROMOTIONS)]
+    for each in tried:
+        try:
+            found = graph_driver().tensor_map(_ADDRESS, *each)
+        except DriverError:  # not a combination that there is
+            continue
+        used = [one | other for one, other in zip(used, found, strict=True)]
+        always &= {place for place, content in enumerate(found) if content}
     unused = (~each & _ALL for each in _widened(used[:MAP_WORDS]))
-    return TensorMaps(True, word, tuple(unused), tuple(sorted(always)))
+    major, _ = torch.cuda.get_device_capability(device)
+    return TensorMaps(True, word, tuple(unused), tuple(sorted(always)), _BANKS.get(major))
 
 
 def _encode(address: int) -> list[int]:
@@ -118,9 +137,12 @@ def _encode(address: int) -> list[int]:
 def _widened(used: Sequence[int]) -> list[int]:
     """Let each half of a word that some map uses be used altogether.
 
-    Sizes and strides that were not tried set other bits of it.
+    Sizes and strides that were not tried set other bits of it. Not so the half that tells one
+    format from another and no address or size: all formats were tried, or their bits.
     """
-    return [
+    halves = [
         (0xFFFFFFFF if each & 0xFFFFFFFF else 0) | (0xFFFFFFFF00000000 if each >> 32 else 0)
         for each in used
     ]
+    halves[_FORMAT] &= used[_FORMAT] | 0xFFFFFFFF00000000
+    return halves

@@ -42,6 +42,7 @@ class Moves:
         pairs: As given, without those that stay where they are.
         each: The bytes of the old tensor of each pair.
         ranges: The bytes of the old tensors.
+        targets: The bytes of the new ones.
 
     Raises:
         TypeError: A value is no tensor with an address.
@@ -63,8 +64,10 @@ class Moves:
         self.pairs = tuple((move.old, move.new) for move in moves)
         self.each = tuple(move.ranges for move in moves)
         self.ranges = _union("old", self.each)
+        targets = [MemoryRanges.of([move.new]) for move in moves]
         if not shared_ok:
-            _union("new", [MemoryRanges.of([move.new]) for move in moves])
+            _union("new", targets)
+        self.targets = MemoryRanges.of([move.new for move in moves])
         runs = sorted(
             (start, end, place)
             for place, move in enumerate(moves)

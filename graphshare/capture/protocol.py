@@ -92,7 +92,7 @@ class InspectableGraph(CapturedGraph, Protocol):
             ReleasedStateError: The graph was released.
             ProvenanceError: It was not captured so that it can be read.
             RebindError: A node that holds a moved address cannot be changed; named.
-            graphshare.capture.moves.SplitError: A tensor that a node names moves only in part; named.
+            graphshare.capture.moves.SplitError: A named tensor moves only in part.
         """
         ...
 

@@ -105,7 +105,7 @@ class TapeGraph:
     def patch(self, moves: Moves) -> Patch:
         """Prepare to put the recorded tensors elsewhere; see ``InspectableGraph``."""
         steps = self._held("rebind")
-        if any(storage_key(old.untyped_storage()) in self._own for old, _ in moves.pairs):
+        if any(storage_key(t.untyped_storage()) in self._own for pair in moves.pairs for t in pair):
             raise graph_memory_moves()
         changes: list[_StepChange] = []
         old: set[int] = set()

@@ -86,8 +86,9 @@ def failing(kind, at):
         yield
 
 
-def test_replays_read_the_new_memory_and_never_the_old(kind, dev):
-    pool, owner, model = captured(kind, dev)
+@pytest.mark.parametrize("checks", ["fast", "strict", "off"])
+def test_replays_read_the_new_memory_and_never_the_old(kind, dev, checks):
+    pool, owner, model = captured(kind, dev, checks=checks)
     assert right(pool, model, KEYS[0], 1)
     moves = owner.move()
     caches = {model.cache: model.cache.clone(), model.weight: model.weight.clone()}
@@ -165,14 +166,16 @@ def test_outputs_labels_and_bound_replays_move_along(kind, dev):
     pool.label(**model.named())
     bound = pool.bind(KEYS[1])
     out = torch.zeros_like(model.out)
-    pool.rebind({model.out: out})
-    model.out = out
+    cache = model.cache.clone()
+    pool.rebind({model.out: out, model.cache: cache})
+    model.out, model.cache = out, cache
     assert right(pool, model, KEYS[1], 3)
     pool.refresh(KEYS[1], 4)
     got = bound.replay()
     assert got["out"].data_ptr() == out.data_ptr()
     report = pool.provenance(KEYS[1])
     assert out.data_ptr() in {each.address for each in report.of("output")}
+    assert {each.address for each in report.of("buffer")} == {cache.data_ptr()}
     assert not report.unnamed
 
 
@@ -297,6 +300,24 @@ def test_lenders_and_borrowers_move_together(kind, dev):
             shared_with.recapture()  # the views are checked against where the state lies now
 
 
+def test_views_are_compared_with_where_they_lie_now(kind, dev):
+    """A key that is captured beside those that moved looks at their views as well."""
+    owner, model = MovableOwner(dev), Model(dev)
+    pool = pool_of(kind, owner=owner)
+    borrower = pool_of(kind, "draft")
+    share_states(pool, borrower, view=lambda state: state._replace(slot_mappings=None))
+    pool.capture(KEYS, model.forward)
+    borrower.capture(KEYS, lambda key, state: state.attn_metadata["a"].lengths + 1)
+    checkers = [borrower.lookup(key, "test").view_checker for key in KEYS]
+    pool.rebind(owner.move())
+    for key, before in zip(KEYS, checkers, strict=True):
+        after = borrower.lookup(key, "test").view_checker
+        seen = borrower.states[key]
+        assert before.differences(seen)
+        assert not after.differences(seen)
+        assert after.matches(seen)
+
+
 def test_some_keys_move_and_others_stay(kind, dev):
     pool, _, model = captured(kind, dev)
     before = words(pool)
@@ -395,8 +416,9 @@ def test_a_tensor_that_nothing_reads_is_refused(kind, dev):
 def test_a_graphs_own_memory_is_refused(kind, dev):
     pool, _, _ = captured(kind, dev)
     hidden = pool.lookup(KEYS[0], "test").outputs["hidden"]
-    error = refused(pool, RebindError, {hidden: torch.zeros_like(hidden)})
-    assert error.key in KEYS
+    for moves in ({hidden: torch.zeros_like(hidden)}, {torch.zeros_like(hidden): hidden}):
+        error = refused(pool, RebindError, moves)
+        assert error.key in KEYS
 
 
 def test_what_is_wrong_in_itself_is_refused(kind, dev):

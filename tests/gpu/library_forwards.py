@@ -143,7 +143,11 @@ def triton_add() -> Case:
     given = {"x": x, "y": torch.randn_like(x), "out": torch.zeros_like(x)}
 
     def make(t: dict[str, torch.Tensor]) -> Callable[[], Any]:
-        return lambda: scaled_add[(1,)](t["x"], t["y"], t["out"], 2.0, x.numel(), BLOCK=1024)
+        def forward() -> torch.Tensor:
+            scaled_add[(1,)](t["x"], t["y"], t["out"], 2.0, x.numel(), BLOCK=1024)
+            return t["out"]
+
+        return forward
 
     return Case(make, given, {})
 

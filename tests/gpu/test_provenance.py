@@ -81,9 +81,13 @@ def test_addresses_in_tensor_maps_are_told_apart():
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a device with tensor maps")
     report = captured(case.make(case.given)).provenance(KEY, inputs=case.given)
-    found = {each.certainty for each in report.of("input")}
-    assert Certainty.TENSOR_MAP in found
+    in_maps = [each for each in report.of("input") if each.certainty is Certainty.TENSOR_MAP]
+    assert {each.name for each in in_maps} == set(case.given)
     assert any("not documented" in note for note in report.notes)
+    for without in ("torch", "triton", "flash_attention_2"):
+        case = required(CASES[without])
+        report = captured(case.make(case.given)).provenance(KEY)
+        assert Certainty.TENSOR_MAP not in {e.certainty for n in report.nodes for e in n.addresses}
 
 
 def test_a_driver_that_hides_addresses_in_tensor_maps_is_not_trusted(monkeypatch):

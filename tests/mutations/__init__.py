@@ -5,7 +5,17 @@
 
 from __future__ import annotations
 
-from tests.mutations import capture, freshness, keys, memory, pools, sharing, states
+from tests.mutations import (
+    capture,
+    freshness,
+    keys,
+    memory,
+    pools,
+    provenance,
+    sharing,
+    states,
+    vllm,
+)
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -16,4 +26,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *pools.MUTATIONS,
     *sharing.MUTATIONS,
     *states.MUTATIONS,
+    *provenance.MUTATIONS,
+    *vllm.MUTATIONS,
 )

@@ -41,6 +41,7 @@ work."""
 
 NEED_KERNELS: dict[str, tuple[str, ...]] = {
     "gpu/flash_attn": ("--rounds=5", "--requests=8"),
+    "gpu/flashinfer": ("--rounds=5", "--requests=8"),
 }
 """Benchmarks that need a GPU and a kernel library; the same."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from graphshare import GraphPool, share_states
+from graphshare.adapters.paged import PagedBatch
 from tests.flash_attn_models import batches_of
 from tests.flashinfer_models import (
     CAPACITY,
@@ -43,6 +44,22 @@ def start(case: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+def place(draft: Model, batch: PagedBatch) -> None:
+    """Store this step's keys and values where the draft's own page size says."""
+    own = PagedBatch.of(
+        batch.query_start_loc.diff().tolist(),
+        batch.seq_lens.tolist(),
+        batch.block_table.tolist(),
+        draft.capacity.page_size,
+    )
+    draft.prepare(batch)
+    assert own.slot_mapping is not None
+    slots = own.slot_mapping.to(DEVICE)
+    for cache in draft.caches:
+        for part, new in zip(cache, draft.new, strict=True):
+            part.flatten(0, 1).index_copy_(0, slots, new[: len(slots)])
+
+
 def main() -> None:
     pair = PAIRS[sys.argv[1]]
     keys = keys_of(pair.kernel, (16, 512))
@@ -59,7 +76,10 @@ def main() -> None:
         for batch in [*batches_of(key, 5, capacity=CAPACITY), *long_batches(key)]:
             draft.prepare(batch)
             target.refresh(key, batch)
-            error = draft.errors(prefill.replay(key), batch)
+            outs = [out.clone() for out in prefill.replay(key)]
+            if draft.capacity.page_size != CAPACITY.page_size:
+                place(draft, batch)
+            error = draft.errors(outs, batch)
             worst = max(worst, error if error == error else float("inf"))
     torch.cuda.synchronize()
     print(f"ERROR {worst}", flush=True)

@@ -26,10 +26,10 @@ class FlashInferSpec(AttentionSpec):
     Where this is the lender's, :meth:`differing` says what forbids a borrower to run on its
     plans, by the kernels that the lender plans for:
 
-    - **all:** ``page_size`` (page lists count pages), ``head_size``, ``q_dtype`` and ``kv_dtype``
-      (compiled into the kernel that the plan's wrapper holds), ``window`` and ``softcap`` (so are
-      they, and the wrapper passes its own), ``backend`` (offsets are the library's own). The
-      number of layers and the softmax scale may differ.
+    - **all:** ``page_size`` (page lists and slots count by it), ``head_size``, ``q_dtype`` and
+      ``kv_dtype`` (compiled into the kernel that the plan's wrapper holds), ``window`` and
+      ``softcap`` (so are they, and the wrapper passes its own), ``backend`` (offsets are the
+      library's own). The number of layers and the softmax scale may differ.
     - **decode:** at most the lender's query heads. KV heads may differ.
     - **fa2:** at most the lender's query heads for each KV head; at most the lender's query heads
       times that number. The mask may differ.

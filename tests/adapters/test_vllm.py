@@ -278,6 +278,19 @@ def test_draft_decodes_need_a_build_each(vllm) -> None:
         manager.run_fullgraph(next(iter(manager.graphs)))
 
 
+def test_only_draft_decodes_are_captured_as_writing_their_state(vllm) -> None:
+    """Their forward advances positions and lengths; the others only read."""
+    activate()
+    runner = vllm.start()
+    (session,) = sessions()
+    writing = {
+        pool.name: {entry.writes_state for entry in pool.holdings.entries.values()}
+        for pool in (session.target, session.prefill, session.decode)
+    }
+    assert writing == {"target": {False}, "draft_prefill": {False}, "draft_decode": {True}}
+    assert serve(runner, requests(5))
+
+
 def test_a_flag_that_the_graph_baked_in_is_refused(vllm) -> None:
     activate()
     runner = vllm.start()

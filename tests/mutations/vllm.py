@@ -1,0 +1,104 @@
+"""Wrong versions of vLLM's adapter."""
+
+from __future__ import annotations
+
+from tests.mutations.mutation import Mutation
+
+_TESTS = "tests/adapters/test_vllm.py"
+
+MUTATIONS = (
+    Mutation(
+        "vllm-eager-steps-untold",
+        "a step off the graphs makes the target's states stale",
+        "adapters/vllm/serving.py",
+        "                target.invalidate(latest)\n",
+        "",
+        (f"{_TESTS}::test_a_step_off_the_graphs_in_between_is_refused",),
+    ),
+    Mutation(
+        "vllm-draft-unsteered",
+        "a draft runs no full graph that the target did not run",
+        "adapters/vllm/serving.py",
+        "            return self._as_target(desc, num_reqs, num_tokens)",
+        "            return desc",
+        (f"{_TESTS}::test_a_draft_is_kept_from_a_full_graph_that_the_target_did_not_run",),
+    ),
+    Mutation(
+        "vllm-rebuild-kept",
+        "the rebuild before a draft prefill of 0.20.2 goes away",
+        "adapters/vllm/serving.py",
+        "            if rebuilds_prefill(kwargs):",
+        "            if False:",
+        (f"{_TESTS}::test_no_draft_prefill_is_built_while_serving",),
+    ),
+    Mutation(
+        "vllm-verify-compares-nothing",
+        "in the mode verify each borrowed state is compared",
+        "adapters/vllm/serving.py",
+        "        if self.shared.live_key == desc:",
+        "        if False:",
+        (
+            f"{_TESTS}::test_verify_finds_a_draft_that_builds_otherwise",
+            f"{_TESTS}::test_tokens_and_drafts_are_those_of_vllm_alone",
+        ),
+    ),
+    Mutation(
+        "vllm-state-of-the-warmup-kept",
+        "where vLLM asks a factory once, the capture has a state of its own",
+        "adapters/vllm/family.py",
+        "                current = again[0] if isinstance(again, tuple) else again\n",
+        "                del again\n",
+        (f"{_TESTS}::test_each_warmup_and_capture_has_its_own_state_with_its_own_contents",),
+    ),
+    Mutation(
+        "vllm-captured-states-handed-over",
+        "the draft's loop looks into states that are built then",
+        "adapters/vllm/loops.py",
+        '        state = self._loops.state(desc) if desc.cg_mode.name == "FULL" else None\n',
+        "        state = None\n",
+        (
+            f"{_TESTS}::test_each_warmup_and_capture_has_its_own_state_with_its_own_contents",
+            f"{_TESTS}::test_tokens_and_drafts_are_those_of_vllm_alone",
+        ),
+    ),
+    Mutation(
+        "vllm-decode-forward-writes-nothing",
+        "a draft decode advances its own lengths",
+        "adapters/vllm/session.py",
+        "id(speculator.decode_cudagraph_manager): (self.decode, True),",
+        "id(speculator.decode_cudagraph_manager): (self.decode, False),",
+        (f"{_TESTS}::test_only_draft_decodes_are_captured_as_writing_their_state",),
+    ),
+    Mutation(
+        "vllm-lora-counts-apart",
+        "graphs for several numbers of adapters share a state",
+        "adapters/vllm/session.py",
+        "            state_key=_without_loras,\n",
+        "",
+        (f"{_TESTS}::test_graphs_for_several_numbers_of_adapters_share_a_state",),
+    ),
+    Mutation(
+        "vllm-graphs-without-a-mask-served",
+        "graphs that lost their causal mask are left alone",
+        "adapters/vllm/backends.py",
+        "    return not 64 < head_size <= 128\n",
+        "    return False\n",
+        (f"{_TESTS}::test_what_is_not_supported_is_left_alone_and_named",),
+    ),
+    Mutation(
+        "vllm-padding-of-plans-compared",
+        "what no kernel reads of a plan is not compared",
+        "adapters/vllm/backends.py",
+        "        mine[unused] = theirs[unused]\n",
+        "        del unused\n",
+        (f"{_TESTS}::test_tokens_and_drafts_are_those_of_vllm_alone",),
+    ),
+    Mutation(
+        "vllm-signatures-unlooked-at",
+        "a vLLM that is not as released is left alone",
+        "adapters/vllm/support.py",
+        "    if difference is not None:\n",
+        "    if False:\n",
+        (f"{_TESTS}::test_a_vllm_that_is_not_as_released_is_left_alone",),
+    ),
+)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._measure import machine
 from benchmarks.vllm import _engine, _faults, _models, _time
 from graphshare.adapters.vllm import sessions, statistics
 
@@ -191,6 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
         return {"vllm": vllm.__version__, "torch": torch.__version__, "sessions": len(sessions())}
 
     guarded("start", begin)
+    guarded("machine", machine)
     guarded("draft_saw", upstream.found)
     while options.wait_for is not None and not options.wait_for.exists():
         time.sleep(0.5)

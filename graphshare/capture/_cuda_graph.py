@@ -96,7 +96,11 @@ class GraphNodes:
         for value in touched:
             new = moves.address(value)
             for node, site in index.holding(value):
-                by_node.setdefault(node.number, (node, []))[1].append((site, new))
+                found = by_node.get(node.number)
+                if found is None:
+                    by_node[node.number] = node, [(site, new)]
+                else:
+                    found[1].append((site, new))
         for node in index.nodes:
             if node.sealed:
                 named = f"{node.number}: {node.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
@@ -26,7 +27,16 @@ class NodeChange:
         RebindError: It is no node whose addresses can be changed.
     """
 
-    __slots__ = ("_driver", "_executable", "_node", "_params", "_sites", "words")
+    __slots__ = (
+        "_executable",
+        "_node",
+        "_params",
+        "_put",
+        "_set",
+        "_set_in_graph",
+        "_sites",
+        "words",
+    )
 
     def __init__(
         self,
@@ -37,81 +47,69 @@ class NodeChange:
         sites: Sequence[tuple[Site, int]],
     ) -> None:
         self.words = len(sites)
-        self._driver = driver
         self._executable = executable
         self._node = node
         self._sites = [(site, site.value, new) for site, new in sites]
-        self._params: Any
-        if node.kind == "kernel":
-            self._params = index.own_params(node)
-        elif node.kind == "memcpy":
-            self._params = driver.memcpy(node.handle)
-        elif node.kind == "memset":
-            self._params = driver.memset(node.handle)
+        kind, handle = node.kind, node.handle
+        if kind == "kernel":
+            own = index.own_params(node)
+            self._params, self._put = own.params, own.words.__setitem__
+            self._set, self._set_in_graph = driver.set_kernel, driver.set_kernel_in_graph
+        elif kind == "memcpy":
+            self._params = driver.memcpy(handle)
+            self._put = partial(_put_end, self._params)
+            self._set, self._set_in_graph = driver.set_memcpy, driver.set_memcpy_in_graph
+        elif kind == "memset":
+            self._params = driver.memset(handle)
+            self._put = partial(_put_target, self._params)
+            self._set, self._set_in_graph = driver.set_memset, driver.set_memset_in_graph
         else:
-            raise _refused(node, "one whose addresses can be changed", f"a node {node.kind!r}")
+            raise _refused(node, "one whose addresses can be changed", f"a node {kind!r}")
 
     def apply(self) -> None:
         """Set the new addresses."""
-        self._write(new=True)
-        try:
-            self._set()
-        except BaseException:
-            self._write(new=False)
-            raise
-        try:
-            self._set_in_graph()
-        except BaseException:
-            self._write(new=False)
-            self._set()
-            raise
+        put, handle, params = self._put, self._node.handle, self._params
         for site, _, new in self._sites:
+            put(site.word, new)
             site.value = new
+        try:
+            self._set(self._executable, handle, params)
+        except DriverError as error:
+            self._put_back()
+            raise self._named(error) from error
+        try:
+            self._set_in_graph(handle, params)
+        except DriverError as error:
+            self._put_back()
+            self._set(self._executable, handle, params)
+            raise self._named(error) from error
 
     def revert(self) -> None:
         """Set the old ones."""
-        self._write(new=False)
+        self._put_back()
+        try:
+            self._set(self._executable, self._node.handle, self._params)
+            self._set_in_graph(self._node.handle, self._params)
+        except DriverError as error:
+            raise self._named(error) from error
+
+    def _put_back(self) -> None:
         for site, old, _ in self._sites:
+            self._put(site.word, old)
             site.value = old
-        self._set()
-        self._set_in_graph()
 
-    def _write(self, *, new: bool) -> None:
-        kind, params = self._node.kind, self._params
-        for site, before, after in self._sites:
-            value = after if new else before
-            if kind == "kernel":
-                params.words[site.word] = value
-            elif kind == "memset":
-                params.dst = value
-            else:
-                end = ("src", "dst")[site.word]
-                on_host = int(getattr(params, f"{end}MemoryType")) == 1  # CU_MEMORYTYPE_HOST
-                setattr(params, f"{end}Host" if on_host else f"{end}Device", value)
+    def _named(self, error: DriverError) -> RebindError:
+        return _refused(self._node, "a node that the driver changes", str(error))
 
-    def _set(self) -> None:
-        driver, node, params = self._driver, self._node, self._params
-        try:
-            if node.kind == "kernel":
-                driver.set_kernel(self._executable, node.handle, params.params)
-            elif node.kind == "memcpy":
-                driver.set_memcpy(self._executable, node.handle, params)
-            else:
-                driver.set_memset(self._executable, node.handle, params)
-        except DriverError as error:
-            raise _refused(node, "a node that the driver changes", str(error)) from error
 
-    def _set_in_graph(self) -> None:
-        driver, node, params = self._driver, self._node, self._params
-        try:
-            if node.kind == "kernel":
-                driver.set_kernel_in_graph(node.handle, params.params)
-            elif node.kind == "memcpy":
-                driver.set_memcpy_in_graph(node.handle, params)
-            else:
-                driver.set_memset_in_graph(node.handle, params)
-        except DriverError as error:
-            raise _refused(node, "a node that the driver changes", str(error)) from error
+def _put_end(params: Any, end: int, address: int) -> None:
+    name = ("src", "dst")[end]
+    on_host = int(getattr(params, f"{name}MemoryType")) == 1  # CU_MEMORYTYPE_HOST
+    setattr(params, f"{name}Host" if on_host else f"{name}Device", address)
+
+
+def _put_target(params: Any, _: int, address: int) -> None:
+    params.dst = address
 
 
 def _refused(node: NodeIndex, expected: str, got: str) -> RebindError:

@@ -65,6 +65,8 @@ class GraphDriver:
     def __init__(self, bindings: Any) -> None:
         self._cu = bindings
         self._ok = bindings.CUresult.CUDA_SUCCESS
+        self._exec_set_kernel = bindings.cuGraphExecKernelNodeSetParams
+        self._graph_set_kernel = bindings.cuGraphKernelNodeSetParams
         self._kinds: dict[Any, str] = {}
         kinds: Any = bindings.CUgraphNodeType
         for kind in kinds:
@@ -163,11 +165,16 @@ class GraphDriver:
 
     def set_kernel(self, executable: _Handle, node: _Handle, params: Any) -> None:
         """Give a kernel node other parameters."""
-        self._call("cuGraphExecKernelNodeSetParams", executable, node, params)
+        # Not by _call: this and the next are called for thousands of nodes at once.
+        (code,) = self._exec_set_kernel(executable, node, params)
+        if code != self._ok:
+            raise DriverError("cuGraphExecKernelNodeSetParams", code.name)
 
     def set_kernel_in_graph(self, node: _Handle, params: Any) -> None:
         """As :meth:`set_kernel`, for the graph itself."""
-        self._call("cuGraphKernelNodeSetParams", node, params)
+        (code,) = self._graph_set_kernel(node, params)
+        if code != self._ok:
+            raise DriverError("cuGraphKernelNodeSetParams", code.name)
 
     def set_memcpy(self, executable: _Handle, node: _Handle, params: Any) -> None:
         """Give a copy node other operands."""

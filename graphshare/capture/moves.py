@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from graphshare.memory import MemoryRanges, plain_tensors
+from graphshare.memory import MemoryRanges, address_of, plain_tensors
 
 __all__ = ["MAX_ALIGNMENT", "Moves", "SplitError", "moves_of"]
 
@@ -58,16 +59,16 @@ class Moves:
             _check_alike(old, new)
             with plain_tensors():
                 by = new.data_ptr() - old.data_ptr()
-            ranges = MemoryRanges.of([old])
+            ranges = _bytes_of(old)
             if by and ranges:
                 moves.append(_Move(old, new, ranges, by))
         self.pairs = tuple((move.old, move.new) for move in moves)
         self.each = tuple(move.ranges for move in moves)
-        self.ranges = _union("old", self.each)
-        targets = [MemoryRanges.of([move.new]) for move in moves]
+        targets = tuple(_bytes_of(move.new) for move in moves)
+        _check_apart("old", self.each)
         if not shared_ok:
-            _union("new", targets)
-        self.targets = MemoryRanges.of([move.new for move in moves])
+            _check_apart("new", targets)
+        self.ranges, self.targets = _together(self.each), _together(targets)
         runs = sorted(
             (start, end, place)
             for place, move in enumerate(moves)
@@ -212,13 +213,30 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
         )
 
 
-def _union(which: str, parts: Iterable[MemoryRanges]) -> MemoryRanges:
-    union = MemoryRanges.of(())
-    for part in sorted(parts, key=lambda each: each.starts):
-        if part.overlaps(union):
-            raise ValueError(
-                f"rebind: two {which} tensors share memory. Where their addresses go would be "
-                "ambiguous. Name the whole buffer once."
-            )
-        union = union.union(part)
-    return union
+def _bytes_of(tensor: torch.Tensor) -> MemoryRanges:
+    start = address_of(tensor)
+    if start and tensor.is_contiguous() and tensor.numel():  # most are: in one run
+        end = start + tensor.numel() * tensor.element_size()
+        return MemoryRanges((start,), (end,), tensor.device)
+    return MemoryRanges.of([tensor])
+
+
+def _check_apart(which: str, parts: Iterable[MemoryRanges]) -> None:
+    runs = sorted(run for part in parts for run in zip(part.starts, part.ends, strict=True))
+    if any(one[1] > other[0] for one, other in itertools.pairwise(runs)):
+        raise ValueError(
+            f"rebind: two {which} tensors share memory. Where their addresses go would be "
+            "ambiguous. Name the whole buffer once."
+        )
+
+
+def _together(parts: Iterable[MemoryRanges]) -> MemoryRanges:
+    devices = {part.device for part in parts}
+    if len(devices) > 1:
+        raise ValueError(
+            f"rebind: expected tensors on one device, got {', '.join(sorted(map(str, devices)))}. "
+            "Call it for each device."
+        )
+    device = devices.pop() if devices else None
+    runs = (run for part in parts for run in zip(part.starts, part.ends, strict=True))
+    return MemoryRanges.merged(runs, device)

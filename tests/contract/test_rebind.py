@@ -65,24 +65,32 @@ def pool_graph(pool, key):
     return pool.lookup(key, "test").graph.read()
 
 
+SETTERS = [name for name in vars(GraphDriver) if name.startswith("set_")]
+
+
 @contextmanager
 def failing(kind, at):
     """Make the change number ``at`` fail."""
-    tried = [0]
-    target, name = (GraphDriver, "_call") if kind == "cuda" else (tape_module._StepChange, "apply")
-    whole = getattr(target, name)
+    tried = 0
 
-    def step(self, *args):
-        if kind == "tape" or (args and args[0].endswith("SetParams")):
-            tried[0] += 1
-            if tried[0] == at:
-                if kind == "cuda":
-                    raise DriverError(args[0], "CUDA_ERROR_PLANTED")
-                raise RuntimeError("planted")
-        return whole(self, *args)
+    def planted(whole, error):
+        def step(*args):
+            nonlocal tried
+            tried += 1
+            if tried == at:
+                raise error
+            return whole(*args)
+
+        return step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, name, step)
+        if kind == "cuda":
+            for name in SETTERS:
+                error = DriverError(name, "CUDA_ERROR_PLANTED")
+                patch.setattr(GraphDriver, name, planted(getattr(GraphDriver, name), error))
+        else:
+            whole = tape_module._StepChange.apply
+            patch.setattr(tape_module._StepChange, "apply", planted(whole, RuntimeError("planted")))
         yield
 
 

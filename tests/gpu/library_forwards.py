@@ -93,6 +93,7 @@ def flash_attention_3() -> Case:
 
 def flashinfer_decode() -> Case:
     import flashinfer
+    from flashinfer.utils import _cache_buf
 
     paged = _paged()
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
@@ -123,9 +124,10 @@ def flashinfer_decode() -> Case:
     )
     given = {name: paged[name] for name in ("q", "key_cache", "value_cache")}
     given |= {"indptr": indptr, "indices": indices, "last_page": last_page, "workspace": workspace}
+    held = {**vars(wrapper), **{str(key): each for key, each in _cache_buf.items()}}
     inner = {
         name: value
-        for name, value in vars(wrapper).items()
+        for name, value in held.items()
         if isinstance(value, torch.Tensor) and value.is_cuda
         if all(value.data_ptr() != each.data_ptr() for each in given.values())
     }

@@ -59,6 +59,7 @@ def main() -> None:
         before = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
         freed = before - torch.cuda.memory_reserved()
+        print(f"turn {turn}: {freed >> 20} MiB of old memory freed")
         if freed < 11 * SEGMENT_BYTES:
             raise SystemExit(f"only {freed} bytes of old memory were free")
         shared.prove()

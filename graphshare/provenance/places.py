@@ -118,8 +118,14 @@ class Places:
         for each in places:
             same.setdefault((each.use, each.pool, each.address, each.nbytes), []).append(each)
         merged = [
-            replace(first, also=tuple(dict.fromkeys(each.name for each in rest)))
-            for first, *rest in same.values()
+            replace(
+                first,
+                also=tuple(
+                    dict.fromkeys(name for each in found for name in (each.name, *each.also))
+                )[1:],
+            )
+            for found in same.values()
+            for first in found[:1]
         ]
         self.all = sorted(merged, key=lambda each: each.address)
         self._starts = [each.address for each in self.all]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graphshare.capture.reading import Certainty
-from graphshare.provenance.places import Place, Use
+from graphshare.provenance.places import Place, Places, Use
 
 __all__ = ["Address", "NodeReport", "Provenance"]
 
@@ -123,12 +123,12 @@ class Provenance:
     @property
     def names(self) -> frozenset[str]:
         """The names of all leaves and buffers that some node holds an address of."""
+        places = Places(self.places)
+        addresses = {each.address for node in self.nodes for each in node.addresses}
         return frozenset(
             name
-            for node in self.nodes
-            for each in node.addresses
-            for place in self.places
-            if _within(each, place)
+            for address in addresses
+            for place in places.at(address)
             for name in (place.name, *place.also)
         )
 

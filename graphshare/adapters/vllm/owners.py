@@ -182,8 +182,9 @@ class DecodeOwner(_Owner):
         if batch is None:
             speculator = self._speculator
             state = self._for_capture(key, speculator.input_buffers, speculator.attn_groups)
-            return only(frozenset(state.attn_metadata), state)
-        metadata = self._build_metadata(*batch.args, **batch.kwargs)
+            metadata = state.attn_metadata
+        else:
+            metadata = self._build_metadata(*batch.args, **batch.kwargs)
         return AttentionState(metadata, {n: each.slot_mapping for n, each in metadata.items()})
 
     def writes(self, key: Any) -> list[torch.Tensor]:

@@ -226,14 +226,12 @@ def measure(
             between=wait,
         )
 
-    # One call of each a round: the second in a row would wait for the copies of the first.
     builds = timed(
         {
             "by hand": hand.build,
             "build": lambda batch: alone.build(key, batch, Phase.REPLAY),
             "refresh": lambda batch: target.refresh(key, batch),
-        },
-        turns=1,
+        }
     )
     steps = timed(
         {

@@ -263,9 +263,10 @@ def test_a_uniform_key_takes_no_other_lengths(kind: str) -> None:
     owner = make_owner(kind)
     key = BatchDescriptor(8, 2, uniform_query_len=4)
     before = owner.build(key, batches_of(key, 1)[0], Phase.REPLAY).attn_metadata.kv_indices.clone()
-    batch = PagedBatch.of([4, 2], [4, 2], [[5], [6]], 4)
-    with pytest.raises(ValueError, match="expected 4 rows of every request"):
-        owner.build(key, batch, Phase.REPLAY)
+    for lengths in ([4, 2], [6, 2]):
+        batch = PagedBatch.of(lengths, lengths, [[5, 7], [6]], 4)
+        with pytest.raises(ValueError, match="expected 4 rows of every request"):
+            owner.build(key, batch, Phase.REPLAY)
     assert torch.equal(owner.lists.views(key).kv_indices, before)
 
 
@@ -349,11 +350,11 @@ def test_no_plan_during_a_capture(kind: str, monkeypatch: pytest.MonkeyPatch) ->
         raise CaptureError("FlashInfer: a plan during a capture")
 
     owner = make_owner(kind)
-    before = owner.lists.packed.clone()
+    before = owner.lists.memory.clone()
     monkeypatch.setattr(room, "refuse_under_capture", capturing)
     with pytest.raises(CaptureError):
         owner.build(KEYS[0], None, Phase.WARMUP)
-    assert torch.equal(owner.lists.packed, before)
+    assert torch.equal(owner.lists.memory, before)
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +383,7 @@ def test_an_owner_for_one_row_a_request_takes_no_other_key() -> None:
 def test_a_key_beyond_the_capacity_is_refused(kind: str, key: BatchDescriptor) -> None:
     """Its views would lie over one another."""
     owner = make_owner(kind)
-    before = owner.lists.packed.clone()
+    before = owner.lists.memory.clone()
     with pytest.raises(ValueError, match="key: expected at most"):
         owner.build(key, None, Phase.WARMUP)
-    assert torch.equal(owner.lists.packed, before)
+    assert torch.equal(owner.lists.memory, before)

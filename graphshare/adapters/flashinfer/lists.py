@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from graphshare.adapters.paged import PagedBatch, PagedCapacity
-from graphshare.buffers import PersistentBuffer
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -17,6 +16,7 @@ __all__ = ["HostLists", "PageLists", "PageViews"]
 
 # One area is filled while the device still reads the other.
 _STAGES = 2
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +60,8 @@ class PageViews:
 class _Stage:
     """One host area; on CUDA pinned, with the event after its last copy to the device."""
 
-    def __init__(self, length: int, *, cuda: bool) -> None:
-        self.host = torch.zeros(length, dtype=torch.int32, pin_memory=cuda)
+    def __init__(self, nbytes: int, *, cuda: bool) -> None:
+        self.memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda)
         self.copied = torch.cuda.Event() if cuda else None
 
     def wait(self) -> None:
@@ -70,8 +70,33 @@ class _Stage:
             self.copied.synchronize()
 
 
+class _Area(NamedTuple):
+    """One key's lists in one memory."""
+
+    views: PageViews
+    kv_lens: torch.Tensor
+
+
+class _Region(NamedTuple):
+    """Where one key's lists lie.
+
+    Args:
+        views: On the device.
+        staged: The same in each stage.
+        hosts: What plans are made from, of each stage.
+        start: First byte, where the slots begin.
+        entries: First byte of the page list.
+    """
+
+    views: PageViews
+    staged: tuple[PageViews, ...]
+    hosts: tuple[HostLists, ...]
+    start: int
+    entries: int
+
+
 class PageLists:
-    """The lists of one batch at a time, shared by every key of an owner, and by its followers.
+    """The lists of one batch at a time, shared by every key of an owner.
 
     Requests past the batch have no rows and one page, the scratch page, of which they use no
     token. No page at all would be wrong: to CUDA-core decode such a request is one more block,
@@ -83,41 +108,37 @@ class PageLists:
         device: Where they lie.
 
     Attributes:
-        key: The key that they were last written for, ``None`` before.
-        host: What they were last written with, on the host: valid until the next write.
+        memory: All of them, bytes: slots, aligned to the end so that a key's are next to what
+            follows, then the three lists of requests, then the pages.
     """
 
     def __init__(self, capacity: PagedCapacity, device: torch.device | str) -> None:
         self.capacity = capacity
-        self.device = torch.device(device)
-        self.key: BatchDescriptor | None = None
-        self.host: HostLists | None = None
         reqs = capacity.max_num_reqs
-        starts = [0, reqs + 1, 2 * (reqs + 1), 3 * reqs + 2]
-        self._qo, self._kv, self._last, self._pages = starts
-        length = self._pages + reqs * capacity.max_pages
-        self.packed = torch.full(
-            (length,), capacity.scratch_page, dtype=torch.int32, device=self.device
-        )
-        self._stages = [_Stage(length, cuda=self.packed.is_cuda) for _ in range(_STAGES)]
+        slots = 8 * capacity.max_num_tokens
+        sizes = (slots, 4 * (reqs + 1), 4 * (reqs + 1), 4 * reqs, 4 * reqs)
+        offsets = [0]
+        for size in sizes:
+            offsets.append(offsets[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        self._slots_end = slots
+        _, self._qo, self._kv, self._last, self._lens, self._pages = offsets
+        nbytes = self._pages + 4 * reqs * capacity.max_pages
+        self.memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        self.device = self.memory.device
+        self._stages = [_Stage(nbytes, cuda=self.memory.is_cuda) for _ in range(_STAGES)]
         self._turn = 0
-        self._slots = PersistentBuffer(
-            capacity.max_num_tokens,
-            torch.int64,
-            self.device,
-            padding=capacity.scratch_page * capacity.page_size,
-            name="slot_mapping",
-        )
+        self._regions: dict[BatchDescriptor, _Region] = {}
+        self._columns = torch.arange(capacity.max_pages, dtype=torch.int32)
 
     @property
     def device_bytes(self) -> int:
         """Bytes on the device."""
-        return self.packed.nbytes + self._slots.tensor.nbytes
+        return self.memory.nbytes
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes on the host; those of slots not counted."""
-        return sum(stage.host.nbytes for stage in self._stages)
+        """Page-locked bytes on the host."""
+        return sum(stage.memory.nbytes for stage in self._stages)
 
     def views(self, key: BatchDescriptor) -> PageViews:
         """What the kernels of ``key`` read; the same addresses for each call.
@@ -125,92 +146,143 @@ class PageLists:
         Raises:
             ValueError: The key has more rows or requests than the capacity.
         """
-        reqs, capacity = self.capacity.num_reqs(key), self.capacity
+        return self._region(key).views
+
+    def written(self, key: BatchDescriptor) -> torch.Tensor:
+        """Return the memory that a write for ``key`` may write: bytes, uint8."""
+        region = self._region(key)
+        return self.memory[region.start : region.entries + region.views.kv_indices.nbytes]
+
+    def write(self, key: BatchDescriptor, batch: PagedBatch) -> HostLists:
+        """Write a batch, padded to ``key``.
+
+        Returns:
+            The lists on the host, valid until the write after the next.
+
+        Raises:
+            ValueError: The key or the capacity does not hold it; nothing is written then.
+        """
+        self.capacity.check(key, batch)
+        region = self._region(key)
+        self._turn = (self._turn + 1) % _STAGES
+        stage = self._stages[self._turn]
+        stage.wait()
+        staged, host = region.staged[self._turn], region.hosts[self._turn]
+        slots, table = batch.slot_mapping, batch.block_table
+        sent = slots if slots is not None and slots.device.type == "cpu" else None
+        self._fill_slots(staged.slot_mapping, sent)
+        held, num_pages = self._fill_requests(host, batch)
+        num_entries = num_pages + host.kv_lens.shape[0] - batch.num_reqs
+        self._fill_pages(staged.kv_indices, table, held, num_pages, num_entries)
+        part = slice(region.start, region.entries + 4 * num_entries)
+        self.memory[part].copy_(stage.memory[part], non_blocking=True)
+        indices = region.views.kv_indices
+        if table.device.type != "cpu":
+            flat = table.as_strided((_reach(table),), (1,))
+            indices[:num_pages] = torch.index_select(flat, 0, indices[:num_pages])
+        if num_entries < indices.shape[0]:
+            indices[num_entries:].fill_(self.capacity.scratch_page)
+        if slots is not None and sent is None:
+            region.views.slot_mapping[: slots.shape[0]].copy_(slots, non_blocking=True)
+        if stage.copied is not None:
+            stage.copied.record(torch.cuda.current_stream(self.device))
+        return host
+
+    def _fill_slots(self, view: torch.Tensor, slots: torch.Tensor | None) -> None:
+        used = 0 if slots is None else slots.shape[0]
+        if slots is not None:
+            (view if used == view.shape[0] else view[:used]).copy_(slots)
+        if used < view.shape[0]:
+            view[used:].fill_(self.capacity.scratch_page * self.capacity.page_size)
+
+    def _fill_requests(self, host: HostLists, batch: PagedBatch) -> tuple[torch.Tensor, int]:
+        """Fill the lists of requests; return the pages of each, and of all."""
+        live, reqs = batch.num_reqs, host.kv_lens.shape[0]
+        qo, kv, last, lens = host.qo_indptr, host.kv_indptr, host.last_page_len, host.kv_lens
+        if live < reqs:
+            qo[live + 1 :].fill_(batch.num_tokens)
+            last[live:].zero_()
+            lens[live:].zero_()
+            qo, last, lens = qo[: live + 1], last[:live], lens[:live]
+        qo.copy_(batch.query_start_loc)
+        lens.copy_(batch.seq_lens)
+        size = self.capacity.page_size
+        above = lens + (size - 1)
+        held = torch.div(above, size, rounding_mode="floor")
+        torch.cumsum(held, 0, dtype=torch.int32, out=kv[1 : live + 1])  # the first is always 0
+        torch.sub(above, held, alpha=size, out=last).add_(1)
+        num_pages = int(kv[live])
+        if live < reqs:
+            # One page that is not used, for each request past the batch: see the class.
+            torch.arange(num_pages, num_pages + reqs - live + 1, out=kv[live:])
+        return held, num_pages
+
+    def _fill_pages(
+        self,
+        view: torch.Tensor,
+        table: torch.Tensor,
+        held: torch.Tensor,
+        num_pages: int,
+        num_entries: int,
+    ) -> None:
+        """Fill the page list; from a table on a device, with where in it each entry is."""
+        width = min(table.shape[1], self._columns.shape[0])
+        columns = self._columns[:width]
+        live_entries = columns < held[:, None]
+        if table.device.type == "cpu":
+            entries = table if width == table.shape[1] else table[:, :width]
+        else:
+            rows = torch.arange(table.shape[0], dtype=torch.int32)[:, None]
+            entries = rows * table.stride(0) + columns * table.stride(1)
+        torch.masked_select(entries, live_entries, out=view[:num_pages])
+        if num_pages < num_entries:
+            view[num_pages:num_entries].fill_(self.capacity.scratch_page)
+
+    def _region(self, key: BatchDescriptor) -> _Region:
+        region = self._regions.get(key)
+        if region is None:
+            region = self._regions[key] = self._lay_out(key)
+        return region
+
+    def _lay_out(self, key: BatchDescriptor) -> _Region:
+        capacity, reqs = self.capacity, self.capacity.num_reqs(key)
         if reqs > capacity.max_num_reqs or key.num_tokens > capacity.max_num_tokens:
             raise ValueError(
                 f"key: expected at most {capacity.max_num_reqs} requests and "
                 f"{capacity.max_num_tokens} rows, got {key}. Its lists would lie over one another. "
                 "Size the capacity for the largest key"
             )
-        packed, pages = self.packed, self._pages
-        return PageViews(
-            qo_indptr=packed[self._qo : self._qo + reqs + 1],
-            kv_indptr=packed[self._kv : self._kv + reqs + 1],
-            last_page_len=packed[self._last : self._last + reqs],
-            kv_indices=packed[pages : pages + reqs * self.capacity.max_pages],
-            slot_mapping=self._slots.tensor[: key.num_tokens],
+        start = self._slots_end - 8 * key.num_tokens
+
+        def area(memory: torch.Tensor) -> _Area:
+            def part(offset: int, count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+                return memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+            views = PageViews(
+                qo_indptr=part(self._qo, reqs + 1),
+                kv_indptr=part(self._kv, reqs + 1),
+                last_page_len=part(self._last, reqs),
+                kv_indices=part(self._pages, reqs * capacity.max_pages),
+                slot_mapping=part(start, key.num_tokens, torch.int64),
+            )
+            return _Area(views, part(self._lens, reqs))
+
+        areas = [area(stage.memory) for stage in self._stages]
+        return _Region(
+            views=area(self.memory).views,
+            staged=tuple(each.views for each in areas),
+            hosts=tuple(
+                HostLists(
+                    each.views.qo_indptr,
+                    each.views.kv_indptr,
+                    each.kv_lens,
+                    each.views.last_page_len,
+                )
+                for each in areas
+            ),
+            start=start,
+            entries=self._pages,
         )
-
-    def tensors(self, views: PageViews) -> tuple[torch.Tensor, ...]:
-        """All that a write for the key of ``views`` may write."""
-        pages = self._pages
-        return (
-            self.packed[:pages],
-            views.kv_indices,
-            views.slot_mapping,
-        )
-
-    def write(self, key: BatchDescriptor, batch: PagedBatch) -> HostLists:
-        """Write a batch, padded to ``key``.
-
-        Raises:
-            ValueError: The key or the capacity does not hold it; nothing is written then.
-        """
-        self.capacity.check(key, batch)
-        reqs, live = self.capacity.num_reqs(key), batch.num_reqs
-        self._turn = (self._turn + 1) % _STAGES
-        stage = self._stages[self._turn]
-        stage.wait()
-        host, table = stage.host, batch.block_table
-        on_host = table.device.type == "cpu"
-
-        num_rows = batch.num_tokens
-        qo = host[self._qo : self._qo + reqs + 1]
-        qo[: live + 1] = batch.query_start_loc
-        qo[live + 1 :] = num_rows
-
-        lens = batch.seq_lens
-        size = self.capacity.page_size
-        held = (lens + (size - 1)).div_(size, rounding_mode="floor")
-        kv = host[self._kv : self._kv + reqs + 1]
-        torch.cumsum(held, 0, dtype=torch.int32, out=kv[1 : live + 1])
-        num_pages = int(kv[live])
-        # One page that is not used, for each request past the batch: see the class.
-        torch.arange(num_pages, num_pages + reqs - live + 1, out=kv[live:])
-        num_entries = num_pages + reqs - live
-
-        last = host[self._last : self._last + reqs]
-        torch.sub(lens, (held - 1).mul_(size), out=last[:live])
-        last[live:] = 0
-
-        columns = torch.arange(table.shape[1], dtype=torch.int32)
-        live_entries = columns < held[:, None]
-        pages = host[self._pages : self._pages + num_entries]
-        if on_host:
-            pages[:num_pages] = table[live_entries]
-        else:  # where in the table each entry is, for the device to pick it
-            first = torch.arange(live, dtype=torch.int32)[:, None] * table.stride(0)
-            pages[:num_pages] = (first + columns * table.stride(1))[live_entries]
-        pages[num_pages:] = self.capacity.scratch_page
-        end = self._pages + num_entries
-        self.packed[:end].copy_(host[:end], non_blocking=True)
-        indices = self.packed[self._pages : self._pages + reqs * self.capacity.max_pages]
-        if not on_host:
-            flat = table.as_strided((_reach(table),), (1,))
-            indices[:num_pages] = torch.index_select(flat, 0, indices[:num_pages])
-        indices[num_entries:].fill_(self.capacity.scratch_page)
-        if stage.copied is not None:
-            stage.copied.record(torch.cuda.current_stream(self.device))
-
-        slots = batch.slot_mapping
-        self._slots.write(
-            torch.empty(0, dtype=torch.int64) if slots is None else slots, key.num_tokens
-        )
-        kv_lens = torch.zeros(reqs, dtype=torch.int32)
-        kv_lens[:live] = lens
-        self.key = key
-        self.host = HostLists(qo, kv, kv_lens, last)
-        return self.host
 
 
 def _reach(table: torch.Tensor) -> int:

@@ -91,7 +91,7 @@ class FlashInferOwner(FlashInfer):
     ) -> None:
         super().__init__(capacity, shape, module=module)
         self.lists = PageLists(capacity, device)
-        device = self.lists.packed.device
+        device = self.lists.device
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
         self.kernel: Kernel = check_kernel(kernel or ("fa3" if hopper else "fa2"))
         self.decode_kernel: Kernel = check_kernel(decode_kernel)
@@ -147,11 +147,13 @@ class FlashInferOwner(FlashInfer):
             RuntimeError: FlashInfer cannot plan for it.
         """
         del phase
-        refuse_under_capture(self.lists.packed.device)
+        refuse_under_capture(self.lists.device)
         if batch is not None:
-            self._check(key, batch)
+            _check_lengths(key, batch)
         prepared = self._prepared.get(key)
         if prepared is None:
+            if batch is not None:
+                self.capacity.check(key, batch)
             prepared = self._prepare(key)
             if batch is None:
                 return prepared.state
@@ -172,8 +174,7 @@ class FlashInferOwner(FlashInfer):
         The float workspace is not among it: only launches write there.
         """
         prepared = self._prepared.get(key)
-        views = self.lists.views(key) if prepared is None else prepared.views
-        yield from self.lists.tensors(views)
+        yield self.lists.written(key)
         for planner in () if prepared is None else prepared.planners:
             yield planner.int_workspace
 
@@ -207,16 +208,6 @@ class FlashInferOwner(FlashInfer):
             lists_pinned_bytes=self.lists.pinned_bytes,
             float_workspace_bytes=self.float_workspace.numel(),
         )
-
-    def _check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
-        self.capacity.check(key, batch)
-        length = key.uniform_query_len
-        if length is not None and batch.num_tokens != length * batch.num_reqs:
-            raise ValueError(
-                f"batch: expected {length} rows of every request, got "
-                f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken "
-                "for another request's. Dispatch the batch, or run it eagerly"
-            )
 
     def _prepare(self, key: BatchDescriptor) -> _Prepared:
         """Make what a key needs, planned for as many rows as a batch may have."""
@@ -265,3 +256,20 @@ class FlashInferOwner(FlashInfer):
             ),
         )
         return AttentionState(metadata, views.slot_mapping)
+
+
+def _check_lengths(key: BatchDescriptor, batch: PagedBatch) -> None:
+    """Refuse a batch of a uniform key in which a request has another number of rows.
+
+    Raises:
+        ValueError: It has.
+    """
+    length = key.uniform_query_len
+    if length is not None and (
+        batch.num_tokens != length * batch.num_reqs or batch.max_query_len > length
+    ):
+        raise ValueError(
+            f"batch: expected {length} rows of every request, got "
+            f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken for "
+            "another request's. Dispatch the batch, or run it eagerly"
+        )

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 
-from graphshare.capture.moves import Moves
 from graphshare.lease import NEVER, Lease, Staleness, Why, Writer
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
-from graphshare.state import LayoutChecker, tensors_by_use, with_tensors
+from graphshare.state import LayoutChecker, tensors_by_use
 from graphshare.statistics import Tally
 
-__all__ = ["Ledger", "Moved", "OwnerBook", "StateRecord", "ledger_for"]
+__all__ = ["Ledger", "OwnerBook", "StateRecord", "ledger_for"]
 
 _EMPTY = MemoryRanges.of(())
 _MEMO_LIMIT = 4096
@@ -157,18 +156,6 @@ class StateRecord:
         else:
             self.book.grew(self.leaves)
 
-    def moved(self, moves: Moves, device: torch.device) -> Moved | None:
-        """Work out what the state is on other memory; ``None`` if none of it moves.
-
-        Raises:
-            SplitError: A leaf moves only in part.
-        """
-        declared = {key: moves.memory(each) for key, each in self._declared.items()}
-        captured, state = with_tensors((self.captured, self.state), moves.tensor)
-        if captured is self.captured:
-            return None if declared == self._declared else Moved(self, None, declared)
-        return Moved(self, (captured, state), declared, device)
-
     def _declare(self, key: Hashable, device: torch.device) -> bool:
         """Ask what a build for ``key`` may write; say whether the answer is new."""
         writes: Callable[[Any], Iterable[torch.Tensor]] | None
@@ -183,6 +170,38 @@ class StateRecord:
         self._declared[key] = ranges if before is None else ranges.union(before)
         self._memo.clear()
         return True
+
+    def stand_for(
+        self,
+        states: tuple[Any, Any],
+        checker: LayoutChecker | None,
+        reads: list[torch.Tensor],
+        leaves: MemoryRanges,
+    ) -> None:
+        """Take the state to be on other memory, as captured and as last built.
+
+        Args:
+            states: As captured, and as last built.
+            checker: Made from the first.
+            reads: Its tensors that a graph on this state reads.
+            leaves: All memory of the state.
+        """
+        self.captured, self.state = states
+        self.checker = checker
+        self.tensors = reads
+        self.reads, self.leaves = MemoryRanges.of(reads), leaves
+        self.extent = next(_serials)
+        self._forward_memo.clear()
+
+    def declared(self) -> dict[Hashable, MemoryRanges]:
+        """What builds may write by the owner's own word, by the owner's key."""
+        return dict(self._declared)
+
+    def redeclare(self, declared: dict[Hashable, MemoryRanges]) -> None:
+        """Take what builds may write to be this."""
+        self._declared = declared
+        self._memo.clear()
+        self.book.version += 1
 
     def footprint(self, key: Hashable) -> MemoryRanges:
         """Memory that a build for the owner's ``key`` may write."""
@@ -329,54 +348,6 @@ class StateRecord:
         for record in self.ledger.others(self):
             if self.forward_overwrites(record):
                 record.spoil(why, first=True)
-
-
-class Moved:
-    """A state on other memory, worked out beforehand: :meth:`commit` cannot fail.
-
-    Args:
-        record: Of the state.
-        states: It as captured and as last built, with the tensors that replace those that move;
-            ``None`` if only what its owner declared to write has moved.
-        declared: What builds may write, by the owner's key.
-        device: Of the pool.
-    """
-
-    def __init__(
-        self,
-        record: StateRecord,
-        states: tuple[Any, Any] | None,
-        declared: dict[Hashable, MemoryRanges],
-        device: torch.device | None = None,
-    ) -> None:
-        self.record = record
-        self.states = states
-        self._declared = declared
-        if states is not None and device is not None:
-            rules = getattr(record.book.owner, "host_values", None)
-            checked = record.checker is not None
-            self._checker = LayoutChecker(states[0], device, rules) if checked else None
-            self._reads, leaves = tensors_by_use(states[0], device, rules)
-            self._ranges = MemoryRanges.of(self._reads), MemoryRanges.of(leaves)
-
-    def commit(self, by: Writer) -> None:
-        """Let the record stand for it; nobody has built it there, so it is stale.
-
-        Args:
-            by: Whose rebind it was.
-        """
-        record = self.record
-        record._declared = self._declared
-        record._memo.clear()
-        if self.states is not None:
-            record.captured, record.state = self.states
-            record.checker = self._checker
-            record.tensors = self._reads
-            record.reads, record.leaves = self._ranges
-            record.extent = next(_serials)
-            record._forward_memo.clear()
-            record.spoil(Why(Staleness.MOVED, by))
-        record.book.version += 1
 
 
 class Ledger:

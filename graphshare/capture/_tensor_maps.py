@@ -27,6 +27,7 @@ _BANKS = {9: 0x210}
 """Where a kernel's parameters begin in the device's memory for constants, by major capability, as
 kernels of cuBLAS and FlashAttention on an H200 agree. Tensor maps are aligned to 64 bytes there."""
 
+_CUBLAS_BIT = 0x2  # of the format: set by maps in cuBLAS's kernels, and none of the driver's
 _FORMAT = 1  # the word whose lower half differs by type, number of dimensions and swizzle alone
 _ADDRESS = 0x7F12_3456_0000
 _ADDRESS_BITS = range(4, 47)  # a tensor map's address is a multiple of 16
@@ -77,6 +78,8 @@ class TensorMaps:
             return False
         if not all(words[start + place] for place in self.always):
             return False
+        if self.word is not None and not words[start + _FORMAT] >> 32:
+            return False  # a stride: only a map of one dimension has none
         return not any(
             words[start + place] & unused
             for place, unused in enumerate(self.unused)
@@ -144,5 +147,5 @@ def _widened(used: Sequence[int]) -> list[int]:
         (0xFFFFFFFF if each & 0xFFFFFFFF else 0) | (0xFFFFFFFF00000000 if each >> 32 else 0)
         for each in used
     ]
-    halves[_FORMAT] &= used[_FORMAT] | 0xFFFFFFFF00000000
+    halves[_FORMAT] &= used[_FORMAT] | _CUBLAS_BIT | 0xFFFFFFFF00000000
     return halves

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Sequence
+import gc
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,12 @@ from graphshare.capture.patching import Patch
 from graphshare.core import PoolCore
 from graphshare.entry import Entry, apply_views
 from graphshare.errors import GraphShareError, RebindError
-from graphshare.freshness import Moved, StateRecord
+from graphshare.freshness import StateRecord
 from graphshare.provenance.family import Member, family_of
 from graphshare.provenance.finding import readable_graph
 from graphshare.provenance.labels import moved_labels
 from graphshare.refusals import Refusals
+from graphshare.relocation import Relocation, relocation_of
 from graphshare.state import LayoutChecker, with_tensors
 
 __all__ = ["Rebinding", "rebind"]
@@ -72,6 +74,29 @@ def rebind(
         RebindError: It cannot be done.
     """
     first = pools[0]
+    with _no_collection():  # thousands of small objects, none of them in a cycle
+        return _rebind(first, pools, moves, keys, unused_ok=unused_ok)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Generator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rebind(
+    first: PoolCore[Any],
+    pools: Sequence[PoolCore[Any]],
+    moves: Moves,
+    keys: Iterable[Hashable] | None,
+    *,
+    unused_ok: bool,
+) -> Rebinding:
     refuse = first.refuse
     _check_moves(pools, moves, refuse)
     family = family_of(pools)
@@ -162,11 +187,11 @@ def _chosen(
 
 def _moved_states(
     pool: PoolCore[Any], records: Iterable[StateRecord], moves: Moves
-) -> dict[int, Moved]:
-    found: dict[int, Moved] = {}
+) -> dict[int, Relocation]:
+    found: dict[int, Relocation] = {}
     for record in records:
         try:
-            moved = record.moved(moves, pool.device)
+            moved = relocation_of(record, moves, pool.device)
         except SplitError as error:
             raise _split(pool.refuse, error, record) from None
         if moved is not None:
@@ -178,7 +203,7 @@ def _check_whole(
     pool: PoolCore[Any],
     family: Sequence[Member],
     chosen: Sequence[tuple[Member, Entry[Any]]],
-    moved: dict[int, Moved],
+    moved: dict[int, Relocation],
 ) -> None:
     """Refuse to move a state under a key that was not named."""
     named = {id(entry) for _, entry in chosen}
@@ -219,7 +244,7 @@ def _check_bystanders(pool: PoolCore[Any], family: Sequence[Member], moves: Move
 
 
 def _plan(
-    pool: PoolCore[Any], member: Member, entry: Entry[Any], moves: Moves, moved: Moved | None
+    pool: PoolCore[Any], member: Member, entry: Entry[Any], moves: Moves, moved: Relocation | None
 ) -> _Planned:
     refuse = member.holdings.refuse
     try:
@@ -234,7 +259,7 @@ def _plan(
     if entry.view_checker is not None and moved is not None and moved.states is not None:
         rules = getattr(entry.record.book.owner, "host_values", None)
         seen = apply_views(entry.views, moved.states[0])
-        checker = LayoutChecker(seen, pool.device, rules)
+        checker = LayoutChecker(seen, pool.device, rules, prepared=False)
     return _Planned(member, entry, patch, outputs, checker)
 
 

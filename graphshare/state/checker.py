@@ -40,6 +40,8 @@ class LayoutChecker:
         state: The state at capture.
         device: The pool's device.
         rules: Path pattern to rule, as ``StateOwner.host_values``.
+        prepared: Whether to prepare the check now, rather than when it is first made: of many
+            states that move at once, most are refreshed much later.
 
     Attributes:
         layout: The layout that was captured.
@@ -62,9 +64,18 @@ class LayoutChecker:
         state: Any,
         device: torch.device | str,
         rules: Mapping[str, str] | None = None,
+        *,
+        prepared: bool = True,
     ) -> None:
         self.layout = layout_of(state, device, rules)
-        self.matches = _quick_check(self.layout) or _plain_check(self.layout)
+        self.matches = self._prepared() if prepared else self._first_match
+
+    def _prepared(self) -> Callable[[Any], bool]:
+        return _quick_check(self.layout) or _plain_check(self.layout)
+
+    def _first_match(self, state: Any) -> bool:
+        self.matches = self._prepared()
+        return self.matches(state)
 
     def differences(self, state: Any) -> list[LayoutDifference]:
         """In what ``state`` differs from what was captured, under the rules; exact, and slower.

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._layered import LayeredModel, LayeredOwner, key_of
+from benchmarks._layered import LayeredModel, LayeredOwner, gathered, key_of
 from benchmarks._measure import Timing
 from benchmarks._states import device_of
 from benchmarks._turns import Figure, arguments, report
@@ -73,9 +73,9 @@ def libraries(device: torch.device) -> dict[str, Any]:
             read = pool.provenance(KEY, inputs=case.given, weights=case.inner, buffers=strangers)
             found[name] = found_in(read, case.given, strangers)
             pool.close()
-    owner, model = LayeredOwner(2, 4, device), LayeredModel(2, 4, 64, device)
+    owner, model = LayeredOwner(2, 4, device), LayeredModel(2, 4, 64, device, gathered)
     pool = pool_for("layered", device, model.forward, owner)
-    given: dict[str, torch.Tensor] = {"x": model.x, "positions": model.positions}
+    given: dict[str, torch.Tensor] = {"x": model.x, "cos": model.cos, "sin": model.sin}
     for number, (weights, cache) in enumerate(zip(model.layers, model.caches, strict=True)):
         given |= {f"{number}.{name}": each for name, each in weights.items()}
         given |= {f"{number}.keys": cache[0], f"{number}.values": cache[1]}
@@ -128,7 +128,7 @@ def planted(device: torch.device) -> dict[str, bool]:
     kept.clear()
     dangling = bool(pool.provenance(KEY).dangling) and not before
     own = LayeredOwner(2, 4, device)
-    model = LayeredModel(2, 4, 64, device)
+    model = LayeredModel(2, 4, 64, device, gathered)
     target = GraphPool("target", owner=LayeredOwner(2, 4, device), device=device, inspectable=True)
     draft = GraphPool("draft", owner=own, device=device, inspectable=True)
     shared = share_states(target, draft)

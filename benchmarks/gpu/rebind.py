@@ -1,13 +1,14 @@
 """Moving a KV cache and its metadata under captured graphs: patched, or captured anew.
 
-A decode step of some layers, captured for some keys. In each round, in turn and in one process: all
-keys are captured anew (`recapture`: warmup, capture, checks); all buffers of the cache and the
+A decode step of Llama's layers, captured for some keys, on FlashAttention 3 where it is installed
+and else on PyTorch's operators. In each round, in turn and in one process: all keys are captured
+anew (`recapture`: warmup, capture, checks); all buffers of the cache and the
 metadata move to the other of two places, which also reads each graph for the first time (`first`);
 and they move back (`again`). Before that, replays after a move are compared with those of a fresh
 capture on the same memory, bit for bit, and the old memory is filled with nonsense.
 
     python -m benchmarks.gpu.rebind [--json PATH] [--rounds N] [--device cpu]
-                                    [--layers N ...] [--keys N ...] [--width N]
+                                    [--layers N ...] [--keys N ...] [--width N] [--attention NAME]
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from typing import Any
 
 import torch
 
-from benchmarks._layered import LayeredModel, LayeredOwner, buffers_of, key_of, move, put
+from benchmarks._layered import (
+    Attend,
+    LayeredModel,
+    LayeredOwner,
+    buffers_of,
+    flash_attention_3,
+    gathered,
+    key_of,
+    move,
+    put,
+)
 from benchmarks._measure import Timing, print_table
 from benchmarks._states import device_of, waiting
 from benchmarks._turns import Figure, arguments, report
@@ -29,11 +40,13 @@ TARGET = 1 / 50
 """What a move may take of what capturing anew takes."""
 
 
-def measure(device: torch.device, layers: int, count: int, width: int, rounds: int) -> Any:
+def measure(
+    device: torch.device, layers: int, count: int, width: int, rounds: int, attend: Attend
+) -> Any:
     """Return the timing, and what was moved."""
     keys = [key_of(number + 1) for number in range(count)]
     owner = LayeredOwner(layers, count, device)
-    model = LayeredModel(layers, count, width, device)
+    model = LayeredModel(layers, count, width, device, attend)
     pool: GraphPool[Any] = GraphPool("target", owner=owner, device=device, inspectable=True)
     pool.capture(keys, model.forward, progress=False)
     check(pool, owner, model, keys)
@@ -70,6 +83,18 @@ def measure(device: torch.device, layers: int, count: int, width: int, rounds: i
     }
 
 
+def attention_named(name: str, device: torch.device) -> tuple[str, Attend]:
+    """Return an attention and its name; of ``auto``, the best that there is."""
+    if name == "torch" or (name == "auto" and device.type == "cpu"):
+        return "torch", gathered
+    try:
+        return "flash_attention_3", flash_attention_3()
+    except ModuleNotFoundError:
+        if name == "auto":
+            return "torch", gathered
+        raise
+
+
 def _nothing() -> None:
     """What there is to wait for on a CPU."""
 
@@ -101,14 +126,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda", help="cpu exercises the code without a GPU")
     parser.add_argument("--layers", type=int, nargs="+", default=[8, 32], metavar="N")
     parser.add_argument("--keys", type=int, nargs="+", default=[1, 8, 32], metavar="N")
-    parser.add_argument("--width", type=int, default=512, metavar="N")
+    parser.add_argument("--width", type=int, default=1024, metavar="N")
+    parser.add_argument(
+        "--attention", choices=("auto", "torch", "flash_attention_3"), default="auto"
+    )
     options = parser.parse_args(argv)
     device = device_of(options.device)
+    attention, attend = attention_named(options.attention, device)
+    print(f"attention: {attention}")
     figures: list[Figure] = []
     details: list[dict[str, Any]] = []
     for layers in options.layers:
         for count in options.keys:
-            timing, facts = measure(device, layers, count, options.width, options.rounds)
+            timing, facts = measure(device, layers, count, options.width, options.rounds, attend)
             where = f"{layers} layers, {count} keys"
             for name in ("again", "first"):
                 ratio = timing.ratio(name, "recapture")
@@ -116,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 figures.append(
                     Figure.of(f"{where}: rebind ({name}) / recapture", ratio, "", target)
                 )
-            details.append({**facts, "variants": timing.facts("recapture")})
+            details.append({**facts, "attention": attention, "variants": timing.facts("recapture")})
     print_table(
         ["layers", "keys", "nodes", "changed", "recapture ms", "first ms", "again ms", "us/node"],
         [

@@ -113,7 +113,8 @@ def test_a_fault_in_the_metadata_changes_the_tokens(vllm, monkeypatch) -> None:
 # Builds.
 
 
-def test_no_draft_prefill_is_built_while_serving(vllm) -> None:
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_no_draft_prefill_is_built_while_serving(vllm, mode) -> None:
     def own_builds(runner):
         builder = runner.speculator.attn_groups[0][0].get_metadata_builder(0)
         before = builder.builds
@@ -122,13 +123,13 @@ def test_no_draft_prefill_is_built_while_serving(vllm) -> None:
 
     alone = vllm.start()
     rebuilt = own_builds(alone)
-    activate()
+    activate(mode)
     borrowing = vllm.start()
     built = own_builds(borrowing)
     saved = full_steps(borrowing) if vllm.version == "0.20.2" else 0
     assert rebuilt - built == saved
     assert statistics().builds["draft_prefill"] == 0
-    assert statistics().builds["draft_decode"] == built
+    assert statistics().builds["draft_decode"] == (built if mode == "strict" else 0)
 
 
 def test_keys_that_do_not_borrow_are_built_by_the_draft(vllm) -> None:
@@ -269,8 +270,9 @@ def test_a_step_off_the_graphs_in_between_is_refused(vllm, cudagraph_mode) -> No
     assert refused.value.rule == "invalidated"
 
 
-def test_draft_decodes_need_a_build_each(vllm) -> None:
-    activate()
+@pytest.mark.parametrize("mode", ["strict", "verify"])
+def test_draft_decodes_need_a_build_each(vllm, mode) -> None:
+    activate(mode)
     runner = vllm.start()
     serve(runner, requests(4, count=1))
     manager = runner.speculator.decode_cudagraph_manager
@@ -433,14 +435,15 @@ def test_a_local_build_of_a_version_is_that_version(vllm) -> None:
     assert statistics().version == vllm.version
 
 
-def test_deactivate_leaves_vllm_as_it_was(vllm) -> None:
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_deactivate_leaves_vllm_as_it_was(vllm, mode) -> None:
     stock = vllm.start()
     before = {
         "capture": module("gpu.cudagraph_utils").CudaGraphManager.capture,
         "inputs": module("gpu.cudagraph_utils").prepare_inputs_to_capture,
         "worker": module("gpu_worker").Worker.compile_or_warm_up_model,
     }
-    activate()
+    activate(mode)
     runner = vllm.start()
     # After the capture only the worker's method is not vLLM's own.
     assert module("gpu.cudagraph_utils").CudaGraphManager.capture is before["capture"]

@@ -25,11 +25,14 @@ class Family:
         runner_module: Where the V2 model runner lies.
         managers_module: Where the graph managers' base class lies.
         draft_managers_module: Where the draft's graph managers lie.
+        rebuilds_prefill: Whether a call of ``_build_draft_attn_metadata`` with these arguments is
+            for a prefill; ``None`` where none is.
     """
 
     version: str
     runner_module = f"{_GPU}.model_runner"
     managers_module = f"{_GPU}.cudagraph_utils"
+    rebuilds_prefill: Callable[[Mapping[str, Any]], bool] | None = None
     draft_managers_module = f"{_GPU}.spec_decode.autoregressive.cudagraph_utils"
 
     def speculator_class(self) -> type:
@@ -83,11 +86,6 @@ class Family:
         """Return what the target's loop shall return; here, it hands nothing to the draft."""
         del loops
         return result
-
-    def rebuilds_prefill(self, kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call of ``_build_draft_attn_metadata`` is for a prefill that borrows."""
-        del kwargs
-        return False
 
 
 def asked_once(loops: CaptureLoops, capturing: Capturing[Any], factory: Any) -> Any:

@@ -19,26 +19,29 @@ from graphshare.owner import Phase
 from graphshare.pool import GraphPool
 from graphshare.state import AttentionState
 
-__all__ = ["CaptureLoops", "LentStates"]
+__all__ = ["CaptureLoops", "Hand", "LentStates"]
+
+Hand = Callable[[Any], AttentionState]
 
 
 class CaptureLoops:
     """The capture loops of one model runner.
 
     Args:
-        pools: For each graph manager of the runner, by identity, its pool and whether its forward
-            writes its state.
+        pools: For each graph manager of the runner, by identity, its pool, whether its forward
+            writes its state, and what vLLM gets for a state that was just built for a key.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
     """
 
     def __init__(
         self,
-        pools: Mapping[int, tuple[GraphPool[Any], bool]],
+        pools: Mapping[int, tuple[GraphPool[Any], bool, Hand]],
         capture_inputs: Callable[..., Any],
     ) -> None:
         self._pools = pools
         self._capture_inputs = capture_inputs
         self._at: tuple[Capturing[Any], Any, Phase] | None = None
+        self._hand: Hand | None = None
         self.graphs: dict[int, dict[Any, Any]] = {}
         """By manager: the graphs that were captured, as vLLM filed them."""
 
@@ -61,10 +64,11 @@ class CaptureLoops:
             args: Further arguments of the loop.
             kwargs: The same, by name.
         """
-        pool, writes_state = self._pools.get(id(manager), (None, False))
+        found = self._pools.get(id(manager))
         keys = full_keys(manager)
-        if pool is None or not keys:
+        if found is None or not keys:
             return original(manager, create_forward_fn, *args, **kwargs)
+        pool, writes_state, self._hand = found
         with pool.capturing(keys, writes_state=writes_state) as capturing:
             filed = _Filed(manager.graphs, capturing, pool)
             manager.graphs = filed
@@ -97,10 +101,12 @@ class CaptureLoops:
         Args:
             desc: For which it asks, where it says so.
         """
-        if self._at is None:
+        if self._at is None or self._hand is None:
             return None
         capturing, at, phase = self._at
-        return capturing.state(at if desc is None else desc, phase)
+        key = at if desc is None else desc
+        capturing.state(key, phase)
+        return self._hand(key)
 
     def inputs(self, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``prepare_inputs_to_capture``."""

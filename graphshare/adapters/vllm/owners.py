@@ -1,11 +1,14 @@
 """Who builds which state: the runner for the target, the speculator for itself.
 
 Each owner runs vLLM's own code on vLLM's own builders and buffers; none keeps memory of its own.
+vLLM's states name each layer, and all layers of an attention group share one metadata object, which
+holds the slot mapping too. A state here has that object once, under the name of one layer, and a
+refresh looks at it once; vLLM gets its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +19,7 @@ from graphshare.adapters.vllm.backends import (
     same_unused,
     written_by_builders,
 )
+from graphshare.errors import CaptureError
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -48,12 +52,11 @@ class DecodeBatch(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-def only(layers: frozenset[str], state: Any) -> AttentionState:
-    """Return what a state holds for these layers."""
+def only(layers: Iterable[str], state: AttentionState) -> AttentionState:
+    """Return what a state of vLLM's holds for these layers."""
     metadata, slots = state
     return AttentionState(
-        {name: each for name, each in metadata.items() if name in layers},
-        {name: each for name, each in slots.items() if name in layers},
+        {name: metadata[name] for name in layers}, {name: slots[name] for name in layers}
     )
 
 
@@ -63,14 +66,18 @@ class _Owner:
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
+
+    Attributes:
+        built: What vLLM's code returned for the last build, by layer; no slot mappings for a step.
     """
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
         self._runner = runner
         self._capture_inputs = capture_inputs
         self.host_values = host_values()
+        self.built = AttentionState(None)
 
-    def _for_capture(self, key: Any, input_buffers: Any, groups: Any) -> AttentionState:
+    def _for_capture(self, key: Any, input_buffers: Any, groups: Any) -> Mapping[str, Any]:
         runner = self._runner
         metadata, slots = self._capture_inputs(
             key.num_reqs,
@@ -81,44 +88,66 @@ class _Owner:
             groups,
             runner.kv_cache_config,
         )
-        return AttentionState(metadata, slots)
+        for name, each in metadata.items():
+            if each.slot_mapping.data_ptr() != slots[name].data_ptr():
+                raise CaptureError(
+                    f"vLLM's slot mapping of {name}",
+                    expected="the one that its metadata holds",
+                    got="another",
+                    key=key,
+                    consequence="A refresh would not look at what the graph reads",
+                    remedy="Leave graphshare out of this model",
+                )
+        self.built = AttentionState(metadata, slots)
+        return metadata
 
 
 class TargetOwner(_Owner):
-    """The runner's builders and buffers.
+    """The runner's builders and buffers; a state has one layer of each of its attention groups.
 
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
-        groups: Returns the attention groups to build through; by default the runner's.
     """
 
-    def __init__(
-        self,
-        runner: Any,
-        capture_inputs: CaptureInputs,
-        groups: Callable[[], Any] | None = None,
-    ) -> None:
+    def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
         super().__init__(runner, capture_inputs)
-        self._groups = groups or (lambda: runner.attn_groups)
         # Bound now: the session puts its own in front of it.
         self._prepare_attn = runner.model_state.prepare_attn
+        self._layers = [group.layer_names[0] for within in self._groups() for group in within]
+
+    def _groups(self) -> Any:
+        return self._runner.attn_groups
 
     def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:
         """Build as the runner does: for a step, or on vLLM's dummy requests for a capture."""
         del phase
         if batch is None:
-            return self._for_capture(key, self._runner.input_buffers, self._groups())
-        input_batch, mode, block_tables, slot_mappings = batch
-        cache = self._runner.kv_cache_config
-        metadata = self._prepare_attn(
-            input_batch, mode, block_tables, slot_mappings, self._groups(), cache
-        )
-        slots: dict[str, torch.Tensor] = {}
-        for number, group in enumerate(cache.kv_cache_groups):
-            # A view of its own for all layers of a group, as in vLLM's state for a capture.
-            slots.update(dict.fromkeys(group.layer_names, slot_mappings[number]))
-        return AttentionState(metadata, slots)
+            metadata = self._for_capture(key, self._runner.input_buffers, self._groups())
+        else:
+            input_batch, mode, block_tables, slot_mappings = batch
+            cache = self._runner.kv_cache_config
+            metadata = self._prepare_attn(
+                input_batch, mode, block_tables, slot_mappings, self._groups(), cache
+            )
+            self.built = AttentionState(metadata)
+        return AttentionState({name: metadata[name] for name in self._layers})
+
+    def lent(self, layers: Iterable[str]) -> Callable[[AttentionState], AttentionState]:
+        """Return the view of these layers on a state, by their own names."""
+        names = {
+            layer: group.layer_names[0]
+            for within in self._groups()
+            for group in within
+            for layer in group.layer_names
+        }
+        wanted = [(layer, names[layer]) for layer in layers]
+
+        def view(state: AttentionState) -> AttentionState:
+            metadata = state.attn_metadata
+            return AttentionState({layer: metadata[name] for layer, name in wanted})
+
+        return view
 
     def writes(self, key: Any) -> list[torch.Tensor]:
         """Return the buffers that a step of the runner writes before the target runs.
@@ -140,6 +169,8 @@ class TargetOwner(_Owner):
 class PrefillOwner(TargetOwner):
     """The draft's own builders, on the target's batch: for keys that do not borrow, and to verify.
 
+    A state has each of the draft's layers, as the view that the draft borrows.
+
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
@@ -149,14 +180,17 @@ class PrefillOwner(TargetOwner):
         compared_with: The borrowed state that the next build is compared with, if there is one.
     """
 
-    def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: frozenset[str]) -> None:
-        super().__init__(runner, capture_inputs, lambda: runner.speculator.attn_groups)
-        self._layers = layers
+    def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: Iterable[str]) -> None:
+        super().__init__(runner, capture_inputs)
+        self._layers = list(layers)
         self.compared_with: AttentionState | None = None
+
+    def _groups(self) -> Any:
+        return self._runner.speculator.attn_groups
 
     def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:
         """Build through the draft's attention groups what the target's step holds."""
-        state = only(self._layers, super().build(key, batch, phase))
+        state = super().build(key, batch, phase)
         if self.compared_with is not None:
             for name, metadata in state.attn_metadata.items():
                 same_unused(metadata, self.compared_with.attn_metadata[name])
@@ -177,15 +211,15 @@ class DecodeOwner(_Owner):
         self._build_metadata = runner.speculator._build_draft_attn_metadata
 
     def build(self, key: Any, batch: DecodeBatch | None, phase: Phase) -> AttentionState:
-        """Build as the speculator does; its slot mappings are those that the metadata holds."""
+        """Build as the speculator does."""
         del phase
         if batch is None:
             speculator = self._speculator
-            state = self._for_capture(key, speculator.input_buffers, speculator.attn_groups)
-            metadata = state.attn_metadata
+            metadata = self._for_capture(key, speculator.input_buffers, speculator.attn_groups)
         else:
             metadata = self._build_metadata(*batch.args, **batch.kwargs)
-        return AttentionState(metadata, {n: each.slot_mapping for n, each in metadata.items()})
+            self.built = AttentionState(metadata)
+        return AttentionState(metadata)
 
     def writes(self, key: Any) -> list[torch.Tensor]:
         """Return the buffers that a draft decode writes; block tables are the target's."""

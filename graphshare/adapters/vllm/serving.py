@@ -26,8 +26,10 @@ class Serving:
         decode: Pool of the draft's decode graphs.
         shared: The loan of the target's states.
         verify: Whether each borrowed state is also built by the draft, and compared.
+        checks_decodes: Whether the draft's decodes go through their pool. They borrow nothing, and
+            vLLM builds before each: what is checked there costs more than it can find.
         rebuilds_prefill: Whether the speculator, asked with these arguments to build, would do so
-            for a prefill.
+            for a prefill; ``None`` where it never does.
 
     Attributes:
         verified: Draft prefills whose state was compared.
@@ -43,12 +45,13 @@ class Serving:
         shared: SharedStates[Any, Any],
         *,
         verify: bool,
-        rebuilds_prefill: Callable[[Any], bool],
+        checks_decodes: bool,
+        rebuilds_prefill: Callable[[Any], bool] | None,
     ) -> None:
         self._runner = runner
         self._rebuilds_prefill = rebuilds_prefill
         self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
-        self._verify = verify
+        self._verify, self._checks_decodes = verify, checks_decodes
         self._patches = Patches()
         self._batch: TargetBatch | None = None
         self._ran: Any = None
@@ -65,11 +68,12 @@ class Serving:
             return
         runner, patches = self._runner, self._patches
         speculator = runner.speculator
-        managers = (
+        managers = [
             (runner.cudagraph_manager, self.target, self._plain),
             (speculator.prefill_cudagraph_manager, self.prefill, self._draft_replay()),
-            (speculator.decode_cudagraph_manager, self.decode, self._plain),
-        )
+        ]
+        if self._checks_decodes:
+            managers.append((speculator.decode_cudagraph_manager, self.decode, self._plain))
         for manager, pool, replaying in managers:
             if len(pool):
                 graphs = {
@@ -79,7 +83,10 @@ class Serving:
                 patches.set(manager, "graphs", graphs)
         self._follow_target(patches)
         self._steer_prefill(patches)
-        self._follow_draft_builds(patches)
+        if self._checks_decodes:
+            self._follow_decodes(patches)
+        elif self._rebuilds_prefill is not None:
+            self._drop_rebuilds(patches, self._rebuilds_prefill)
 
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
@@ -112,7 +119,8 @@ class Serving:
         dispatch, prepare_attn = manager.dispatch, model_state.prepare_attn
         latest = target.keys()[0]
         keeps_batch = self._keeps_batch()
-        states = target.states
+        refresh = target.refresh
+        owner: Any = target.owner
 
         def dispatched(*args: Any, **kwargs: Any) -> Any:
             self._ran = desc = dispatch(*args, **kwargs)
@@ -144,10 +152,10 @@ class Serving:
                 )
             latest = desc = self._ran
             batch = TargetBatch(input_batch, cudagraph_mode, block_tables, slot_mappings)
-            target.refresh(desc, batch)
+            refresh(desc, batch)
             if keeps_batch:
                 self._batch = batch
-            return states[desc].attn_metadata
+            return owner.built.attn_metadata
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(model_state, "prepare_attn", prepared)
@@ -201,14 +209,26 @@ class Serving:
 
     # What the draft builds by itself.
 
-    def _follow_draft_builds(self, patches: Patches) -> None:
+    def _drop_rebuilds(self, patches: Patches, rebuilds_prefill: Callable[[Any], bool]) -> None:
+        speculator = self._runner.speculator
+        build = speculator._build_draft_attn_metadata
+
+        def built(*args: Any, **kwargs: Any) -> Any:
+            # vLLM drops what it returns: the call was for its effect on the buffers.
+            return None if rebuilds_prefill(kwargs) else build(*args, **kwargs)
+
+        patches.set(speculator, "_build_draft_attn_metadata", built)
+
+    def _follow_decodes(self, patches: Patches) -> None:
         decode, speculator = self.decode, self._runner.speculator
         manager = speculator.decode_cudagraph_manager
-        dispatch, build = manager.dispatch, speculator._build_draft_attn_metadata
+        owner: Any = decode.owner
         rebuilds_prefill = self._rebuilds_prefill
         any_key = next(iter(decode.keys()), None)
-        states = decode.states
         chosen: Any = None
+        if rebuilds_prefill is not None:
+            self._drop_rebuilds(patches, rebuilds_prefill)
+        dispatch, build = manager.dispatch, speculator._build_draft_attn_metadata
 
         def dispatched(*args: Any, **kwargs: Any) -> Any:
             nonlocal chosen
@@ -216,14 +236,14 @@ class Serving:
             return chosen
 
         def built(*args: Any, **kwargs: Any) -> Any:
-            if rebuilds_prefill(kwargs):
-                return None  # vLLM drops it: the call was for its effect on the buffers
+            if rebuilds_prefill is not None and rebuilds_prefill(kwargs):
+                return build(*args, **kwargs)
             if chosen is None or chosen.cg_mode.name != "FULL":
                 if any_key is not None:
                     decode.invalidate(any_key)
                 return build(*args, **kwargs)
             decode.refresh(chosen, DecodeBatch(args, kwargs))
-            return states[chosen].attn_metadata
+            return owner.built.attn_metadata
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)

@@ -18,6 +18,7 @@ from graphshare.adapters.vllm.switch import Mode
 from graphshare.owner import AttentionSpec
 from graphshare.pool import GraphPool
 from graphshare.sharing import share_states
+from graphshare.state import AttentionState
 from graphshare.statistics import PoolStatistics
 
 __all__ = ["Session", "VllmStatistics"]
@@ -37,8 +38,9 @@ class VllmStatistics:
         active: Whether vLLM's steps go through the pools.
         reason: Why not, as it was logged; empty while it is active.
         builds_avoided: Draft prefills that ran on the target's state without a build.
-        builds: Builds of metadata while serving, by who built: ``"target"``, ``"draft_prefill"``,
-            ``"draft_decode"``.
+        builds: Builds of metadata that were checked while serving, by who built: ``"target"``,
+            ``"draft_prefill"``, and ``"draft_decode"``, whose own are left alone in the mode
+            ``on``.
         refusals: Errors raised, by class name.
         verified: Draft prefills whose state was compared with the draft's own.
         steered: Draft prefills kept from a full graph because the target had run none.
@@ -84,22 +86,28 @@ class Session:
     ) -> None:
         self._runner, self._family, self.mode = runner, family, mode
         inputs = family.capture_inputs()
-        layers = frozenset(runner.speculator.draft_attn_layer_names)
+        layers = sorted(runner.speculator.draft_attn_layer_names)
+        self._layers = layers
+        self._target_owner = TargetOwner(runner, inputs)
+        self._prefill_owner = PrefillOwner(runner, inputs, layers)
+        self._decode_owner = DecodeOwner(runner, inputs)
         pool = partial(_pool, runner, "strict" if mode is Mode.STRICT else "fast")
         self.target = pool(
             "target",
-            TargetOwner(runner, inputs),
+            self._target_owner,
             # Graphs for several numbers of LoRA adapters read one state.
             state_key=_without_loras,
             spec=_spec(runner.attn_groups, layers),
         )
         self.prefill = pool(
             "draft_prefill",
-            PrefillOwner(runner, inputs, layers),
+            self._prefill_owner,
             spec=_spec(runner.speculator.attn_groups, layers),
         )
-        self.decode = pool("draft_decode", DecodeOwner(runner, inputs))
-        self.shared = share_states(self.target, self.prefill, view=partial(only, layers), when=when)
+        self.decode = pool("draft_decode", self._decode_owner)
+        self.shared = share_states(
+            self.target, self.prefill, view=self._target_owner.lent(layers), when=when
+        )
         self.serving = Serving(
             runner,
             self.target,
@@ -107,6 +115,7 @@ class Session:
             self.decode,
             self.shared,
             verify=mode is Mode.VERIFY,
+            checks_decodes=mode is not Mode.ON,
             rebuilds_prefill=family.rebuilds_prefill,
         )
 
@@ -120,10 +129,17 @@ class Session:
         speculator = runner.speculator
         loops = CaptureLoops(
             {
-                id(runner.cudagraph_manager): (self.target, False),
-                id(speculator.prefill_cudagraph_manager): (self.prefill, False),
-                # Its forward advances the sequence lengths.
-                id(speculator.decode_cudagraph_manager): (self.decode, True),
+                id(runner.cudagraph_manager): (
+                    self.target,
+                    False,
+                    lambda _: self._target_owner.built,
+                ),
+                id(speculator.prefill_cudagraph_manager): (self.prefill, False, self._to_prefill),
+                id(speculator.decode_cudagraph_manager): (
+                    self.decode,
+                    True,  # its forward advances the sequence lengths
+                    lambda _: self._decode_owner.built,
+                ),
             },
             self._family.capture_inputs(),
         )
@@ -133,6 +149,11 @@ class Session:
         self.serving.install()
         self._log()
         return result
+
+    def _to_prefill(self, key: Any) -> AttentionState:
+        borrows = self.prefill.loan is not None and self.prefill.loan.lends(key)
+        owner = self._target_owner if borrows else self._prefill_owner
+        return only(self._layers, owner.built)
 
     def pause(self) -> None:
         """Take the hooks off vLLM's steps: it runs on its own, on the same graphs."""
@@ -224,10 +245,13 @@ def _without_loras(key: Any) -> tuple[Any, ...]:
     return key.cg_mode, key.num_tokens, key.num_reqs, key.uniform_token_count
 
 
-def _spec(groups: list[list[Any]], layers: frozenset[str]) -> AttentionSpec | None:
+def _spec(groups: list[list[Any]], layers: list[str]) -> AttentionSpec | None:
     """Return what the draft's layers are built for through these groups, where it is one thing."""
     found = [
-        group for within in groups for group in within if not layers.isdisjoint(group.layer_names)
+        group
+        for within in groups
+        for group in within
+        if not set(layers).isdisjoint(group.layer_names)
     ]
     if len(found) != 1:
         return None

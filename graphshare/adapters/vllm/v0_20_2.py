@@ -24,7 +24,8 @@ class _Family(Family):
     def wrap(self, loops: CaptureLoops, capturing: Capturing[Any], factory: Any) -> Any:
         return asked_once(loops, capturing, factory)
 
-    def rebuilds_prefill(self, kwargs: Mapping[str, Any]) -> bool:
+    @staticmethod
+    def rebuilds_prefill(kwargs: Mapping[str, Any]) -> bool:
         return kwargs["max_query_len"] > 1
 
 

@@ -301,10 +301,14 @@ class StateRecord:
             by: Who writes, for messages.
             key: The owner's key.
         """
+        self.overwrite(by, key)
+        self.spoil(Why(Staleness.BUILD_FAILED, by))
+
+    def overwrite(self, by: Writer, key: Hashable) -> None:
+        """As :meth:`begin`, for other states alone: a refresh renews its own, or spoils it."""
         for record in self.ledger.others(self):
             if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
-        self.spoil(Why(Staleness.BUILD_FAILED, by))
 
     def strayed(self, state: Any, by: Writer, device: torch.device) -> None:
         """A build returned memory that its graphs do not read, and wrote there as well (rule 2).

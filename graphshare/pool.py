@@ -143,7 +143,7 @@ class GraphPool(InspectedPool[K]):
             AddressChangedError: The owner returned a tensor elsewhere, or otherwise shaped.
             BakedValueChangedError: A host value breaks its rule.
         """
-        entry = self.lookup(key, "refresh")
+        entry = self._by_id.get(id(key)) or self.lookup(key, "refresh")
         record = entry.record
         if entry.lease.borrowed:
             raise self.refuse.ownership(
@@ -155,15 +155,21 @@ class GraphPool(InspectedPool[K]):
             )
         if record.order is not None:
             record.order.before_build()
-        record.begin((self.name, key), key)
-        state = record.book.owner.build(key, batch, Phase.REPLAY)
+        by = self.name, key
+        record.overwrite(by, key)
+        try:
+            state = record.book.owner.build(key, batch, Phase.REPLAY)
+        except BaseException:
+            record.spoil(Why(Staleness.BUILD_FAILED, by))
+            raise
         tally = self.tally
         tally.builds["replay"] += 1
         checker = record.checker
         if record.wants_check and checker is not None and not checker.matches(state):
             differences = checker.differences(state)
             if differences:
-                record.strayed(state, (self.name, key), self.device)
+                record.strayed(state, by, self.device)
+                record.spoil(Why(Staleness.BUILD_FAILED, by))
                 raise self.refuse.layout(key, differences, keys=record.keys)
         record.state = state
         if record.order is not None:

@@ -33,7 +33,7 @@ def start(
     cudagraph_mode: str = "FULL",
     backend: str | None = None,
     liveliness: float = 0.35,
-    cache_gib: float = 2.0,
+    cache_gib: float = 1.0,
     num_draft_tokens: int = 3,
     before: Callable[[], object] | None = None,
 ) -> Any:

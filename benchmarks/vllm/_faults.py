@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,6 +33,7 @@ class Upstream:
         original = getattr(kind, name)
         seen = self._seen
 
+        @functools.wraps(original)
         def capture(speculator: Any, *args: Any, **kwargs: Any) -> Any:
             prefill = "_prefill" if hasattr(speculator, "_prefill") else "prefill"
             inner = getattr(speculator, prefill)

@@ -49,6 +49,9 @@ class _Step:
         def one_token(*_: Any, **kwargs: Any) -> bool:
             return kwargs.get("max_query_len", 1) == 1
 
+        def several_tokens(*_: Any, **kwargs: Any) -> bool:
+            return kwargs.get("max_query_len", 1) > 1
+
         watch(runner.model_state, "prepare_attn", "prepare", full)
         watch(runner.cudagraph_manager, "dispatch", "target", always)
         watch(runner.cudagraph_manager, "run_fullgraph", "target_graph", always)
@@ -57,6 +60,7 @@ class _Step:
         watch(speculator.decode_cudagraph_manager, "dispatch", "decode", always)
         watch(speculator.decode_cudagraph_manager, "run_fullgraph", "decode_graph", always)
         watch(speculator, "_build_draft_attn_metadata", "draft", one_token)
+        watch(speculator, "_build_draft_attn_metadata", "rebuild", several_tokens)
         _engine.serve(llm, _engine.prompts(concurrency, seed=3), new=16, every=1, name="host")
         for target, name, before in reversed(undo):
             if before is None:
@@ -67,8 +71,17 @@ class _Step:
         if not hasattr(speculator, "_multi_step_decode"):
             self.decodes = 1  # 0.20.2: one graph
 
-    def run(self, *, rebuild: dict[str, Any] | None = None) -> None:
-        """Do what a step does of it; with a rebuild before the draft's prefill, as 0.20.2."""
+    @property
+    def rebuilds(self) -> bool:
+        """Whether vLLM rebuilds before the draft's prefill, as 0.20.2 does."""
+        return "rebuild" in self._calls
+
+    def run(self, *, rebuild: bool = False) -> None:
+        """Do what a step does of it.
+
+        Args:
+            rebuild: Whether to rebuild before the draft's prefill, where vLLM does.
+        """
         runner, speculator, calls = self._runner, self._runner.speculator, self._calls
         managers = (
             runner.cudagraph_manager,
@@ -84,8 +97,8 @@ class _Step:
         call(runner.model_state.prepare_attn, "prepare")
         managers[0].graphs[desc].replay()
         desc = call(managers[1].dispatch, "prefill")
-        if rebuild is not None:
-            speculator._build_draft_attn_metadata(**rebuild)
+        if rebuild:
+            call(speculator._build_draft_attn_metadata, "rebuild")
         managers[1].graphs[desc].replay()
         desc = call(managers[2].dispatch, "decode")
         for _ in range(self.decodes):
@@ -102,26 +115,33 @@ def host_time(llm: Any, options: Any) -> dict[str, Any]:
         step = _Step(runner)
         step.record(llm, concurrency)
 
-        def sampler(on: bool, step: _Step = step) -> Callable[[], int]:
+        def sampler(on: bool, rebuild: bool = False, step: _Step = step) -> Callable[[], int]:
             def sample() -> int:
                 (session.resume if on else session.pause)()
                 torch.cuda.synchronize()
                 start = time.perf_counter_ns()
-                step.run()
+                step.run(rebuild=rebuild)
                 return time.perf_counter_ns() - start
 
             return sample
 
         with torch.inference_mode():
-            timing = in_turn(
-                {"on": sampler(True), "off": sampler(False)}, turns=4, rounds=100, warmup=5
-            )
+            variants = {"on": sampler(True), "off": sampler(False)}
+            if step.rebuilds:
+                variants["rebuilt"] = sampler(False, rebuild=True)
+            timing = in_turn(variants, turns=4, rounds=100, warmup=5)
         session.resume()
         found[str(concurrency)] = {
             "added_us": difference_us(timing, "on", "off")._asdict(),
             "on_us": timing.median_us("on"),
             "off_us": timing.median_us("off"),
         }
+        if step.rebuilds:
+            # What vLLM alone takes, and what is left of the rebuild's cost with graphshare.
+            found[str(concurrency)]["saved_us"] = difference_us(timing, "rebuilt", "on")._asdict()
+            found[str(concurrency)]["rebuild_us"] = difference_us(
+                timing, "rebuilt", "off"
+            )._asdict()
     return found
 
 

@@ -184,6 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
             cudagraph_mode=options.cudagraph_mode,
             backend=options.backend,
             liveliness=options.liveliness,
+            cache_gib=4.0 if options.pair == "8b" else 1.0,
             before=upstream.watch,
         )
         kept.append(llm)

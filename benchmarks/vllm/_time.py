@@ -68,8 +68,8 @@ class _Step:
             else:
                 setattr(target, name, before)
         self.decodes = max(1, speculator.num_speculative_steps - 1)
-        if not hasattr(speculator, "_multi_step_decode"):
-            self.decodes = 1  # 0.20.2: one graph
+        if self.rebuilds:
+            self.decodes = 1  # 0.20.2: one graph for all
 
     @property
     def rebuilds(self) -> bool:

@@ -223,6 +223,7 @@ def measure(
             {name: _cycled(function, batches) for name, function in functions.items()},
             turns=turns,
             rounds=rounds,
+            warmup=5,
             between=wait,
         )
 

@@ -14,7 +14,7 @@ from graphshare.owner import Phase
 from graphshare.state import walk
 from graphshare.state.values import same_value
 
-__all__ = ["ValueDifference", "build_own", "first_differences", "snapshot"]
+__all__ = ["ValueDifference", "build_own", "first_differences", "rows_by_size", "snapshot"]
 
 
 class ValueDifference(NamedTuple):
@@ -100,15 +100,28 @@ def _live_rows(
     for pattern, rows in declared.items():
         if _matches(path, pattern):
             return rows
-    # Otherwise by size: a leaf with a row for each of the key's requests, or tokens. Where both
-    # are equally many, the larger count compares more rather than less.
-    size = tensor.shape[0]
+    # Where a leaf may have a row for each request or for each token, the larger count compares more
+    # rather than less.
+    return max(rows_by_size(tensor.shape[0], key, batch), default=None)
+
+
+def rows_by_size(size: int, key: Any, batch: Any) -> list[int]:
+    """Return the rows that a batch may use of a leaf with a row for each request, or token.
+
+    Args:
+        size: Rows of the leaf.
+        key: With the padded numbers, ``num_reqs`` and ``num_tokens``.
+        batch: With the live numbers, as attributes or in a mapping.
+
+    Returns:
+        One number for each that fits, none where nothing tells.
+    """
     found: list[int] = []
     for name, extra in (("num_reqs", 0), ("num_reqs", 1), ("num_tokens", 0)):
         padded, live = _field(key, name), _field(batch, name)
         if padded is not None and live is not None and size == padded + extra:
             found.append(live + extra)
-    return max(found, default=None)
+    return found
 
 
 def _field(source: Any, name: str) -> int | None:

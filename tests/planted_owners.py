@@ -151,6 +151,32 @@ class NeedsABatch(Honest):
         return super().build(key, batch, phase)
 
 
+class ForgetsToReturn(Honest):
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        super().build(key, batch, phase)
+
+
+class ForgetsToReturnBatches(Honest):
+    """Only what is built for a batch is not returned."""
+
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        state = super().build(key, batch, phase)
+        if batch is None:
+            return state
+        return None
+
+
+class ReturnsArrays(Honest):
+    """NumPy arrays alone, which no graph reads."""
+
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        metadata = super().build(key, batch, phase)["attn"]
+        arrays = {
+            name: getattr(metadata, name).cpu().numpy() for name in ("seq_lens", "block_table")
+        }
+        return {"attn": dataclasses.replace(metadata, **arrays)}
+
+
 class OneObject(Honest):
     """A warmup's object serves the capture (vLLM PR 42444, 44253)."""
 
@@ -427,6 +453,18 @@ class EmptyDummies(Honest):
         return state
 
 
+class PagesThatAreNot(Honest):
+    """Pages past the cache in a batch, with nothing that says which rows it uses."""
+
+    live_rows: ClassVar[None] = None  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        state = super().build(key, batch, phase)
+        if batch is not None:
+            state["attn"].block_table[0, 0] = 99999
+        return state
+
+
 class CutsBatches(Honest):
     """Takes as much of a batch as there is room for."""
 
@@ -475,6 +513,9 @@ FAULTS: dict[type[Honest], str] = {
     WritesNames: "protocol",
     NegativeRows: "protocol",
     NeedsABatch: "build",
+    ForgetsToReturn: "state",
+    ForgetsToReturnBatches: "state",
+    ReturnsArrays: "state",
     OneObject: "lazy",
     FirstBuildDiffers: "lazy",
     BatchShaped: "layout",
@@ -495,6 +536,7 @@ FAULTS: dict[type[Honest], str] = {
     Accumulates: "repeatable",
     Counts: "repeatable",
     EmptyDummies: "bounds",
+    PagesThatAreNot: "bounds",
     CutsBatches: "impossible",
     TakesEmptyRequests: "impossible",
     WritesThenRefuses: "late-refusal",

@@ -36,6 +36,11 @@ CHECKS: Mapping[str, Check] = {
         "The key could not be captured, or the batch not served",
         "Warmups and captures pass None for the batch: choose valid contents for them",
     ),
+    "state": Check(
+        "a build returns the state: a nest with a tensor on the device",
+        "Nothing that a graph reads could be looked at, and every refresh and replay would pass",
+        "Return from build what the forward reads; without a return it gives None",
+    ),
     "forward": Check(
         "the forward runs on a state that was built for a warmup",
         "The key could not be captured",
@@ -60,8 +65,8 @@ CHECKS: Mapping[str, Check] = {
     "frozen-value": Check(
         "a value on the host comes out as it was captured, unless host_values has a rule for it",
         "A replay runs with the captured value, whatever the build returns",
-        "Make it a tensor, return what holds for each batch of the key, or give it a rule: "
-        '"any" if no kernel reads it, "at_most" if it is only a bound',
+        "Return what holds for each batch of the key, make it part of the key, make it a tensor, "
+        'or give it a rule: "any" if no kernel reads it, "at_most" if it is only a bound',
     ),
     "broken-rule": Check(
         "a value on the host keeps the rule that host_values has for it",
@@ -71,7 +76,8 @@ CHECKS: Mapping[str, Check] = {
     "stale-capture": Check(
         "a build for a warmup or a capture writes every element",
         "Kernels run on what the last batch left there, or on no valid values at all",
-        "Fill the whole padded shape in builds with no batch",
+        "Fill the whole padded shape in builds with no batch; if only the kernel library knows its "
+        "contents, pass it as scratch",
     ),
     "unwritten": Check(
         "a build writes every element that belongs to its batch",
@@ -82,12 +88,14 @@ CHECKS: Mapping[str, Check] = {
     "padding": Check(
         "a build gives the padding past its batch a value",
         "A graph reads padded rows too: old indices lead to pages that are another's by now",
-        "Fill the rest of the padded shape in each build, as graphshare.PersistentBuffer does",
+        "Fill the rest of the padded shape in each build, as graphshare.PersistentBuffer does; if "
+        "only the kernel library knows its contents, pass it as scratch",
     ),
     "repeatable": Check(
         "two builds of one batch give the same contents, whatever was built in between",
         "A replay depends on earlier batches",
-        "Compute the contents from the batch alone",
+        "Compute the contents from the batch alone; if only the kernel library knows them, pass it "
+        "as scratch",
     ),
     "bounds": Check(
         "elements lie within the bounds that were given",

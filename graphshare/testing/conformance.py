@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,13 +10,15 @@ import torch
 from graphshare.owner import Phase
 from graphshare.state import check_rules, walk
 from graphshare.state.nodes import is_on
-from graphshare.testing.catalogue import CHECKS
+from graphshare.testing import arguments
+from graphshare.testing.arguments import Allowed, Batches
 from graphshare.testing.checks import bounds as bounds_check
 from graphshare.testing.checks import (
     capture,
     contents,
     footprint,
     host_values,
+    patterns,
     places,
     refusal,
     synchronisation,
@@ -26,9 +28,6 @@ from graphshare.testing.report import Rejection, Report
 from graphshare.testing.subject import Subject, matches
 
 __all__ = ["OwnerDoesNotConform", "assert_owner_conforms", "check_owner"]
-
-Batches = Mapping[Any, Iterable[Any]] | Callable[[Any], Iterable[Any]] | Sequence[Any]
-"""By key; or a function of the key; or a sequence, every one of which fits every key."""
 
 
 class OwnerDoesNotConform(AssertionError):  # noqa: N818 - read as a sentence, as pytest shows it
@@ -57,8 +56,8 @@ def check_owner(
     forward: Callable[[Any, Any], Any] | None = None,
     impossible: Batches = (),
     bounds: Mapping[str, tuple[float, float]] | None = None,
-    scratch: Iterable[str] = (),
-    allow: Iterable[str] = (),
+    scratch: str | Iterable[str] = (),
+    allow: str | Iterable[str] = (),
 ) -> Report:
     """Build an owner's states in every way that a pool does, and say what would go wrong.
 
@@ -84,20 +83,28 @@ def check_owner(
             offered as well, where batch and key both have ``num_tokens``, ``num_reqs`` or
             ``max_query_len``.
         bounds: Path pattern to the least and the most that an element may be:
-            ``{"*.seq_lens": (1, 4096)}``. Holds for all elements of builds with no batch, and for
-            the rows of batches that the owner's ``live_rows`` names.
-        scratch: Path patterns of tensors whose contents only a kernel library knows (FlashInfer's
-            workspaces): that elements are left unwritten, or differ, is no fault there.
-        allow: Ids of checks whose rejections are accepted, of :data:`graphshare.testing.CHECKS`;
-            ``"padding:*.block_table"`` accepts them at some paths.
+            ``{"*.seq_lens": (1, 4096)}``. The first that names a tensor holds for it: for all
+            elements in builds with no batch, and for the live rows of batches. Which rows are live
+            the owner's ``live_rows`` says, otherwise ``num_reqs`` and ``num_tokens`` of key and
+            batch; where neither tells, the report has it under what was not checked. Padding may
+            be out of bounds, if the kernels pass over it; the report has that as a fact.
+        scratch: A path pattern, or several, of tensors whose contents only a kernel library knows
+            (FlashInfer's workspaces): that elements are left unwritten, or differ, is no fault
+            there.
+        allow: The id of a check whose rejections are accepted, or several, of
+            :data:`graphshare.testing.CHECKS`; ``"padding:*.block_table"`` accepts them at some
+            paths.
 
     Returns:
         What was found; ``report.ok`` and ``print(report)``.
 
     Raises:
-        TypeError: ``owner`` has no ``build``.
-        ValueError: There are no keys, two are equal, batches are given for another key, an id in
-            ``allow`` is unknown, or no tensor of the states is on ``device``.
+        TypeError: ``owner`` is a class, or has no ``build`` that takes a key, a batch and a phase;
+            one key or batch is given where several are expected; ``forward``, ``bounds``,
+            ``scratch`` or ``allow`` are of another type.
+        ValueError: There are no keys or no batches at all, two keys are equal, batches are given
+            for another key, an id in ``allow`` is unknown, a pattern of ``bounds`` names no tensor
+            that graphs read, or no tensor of the states is on ``device``.
 
     Example:
         >>> import torch
@@ -114,27 +121,27 @@ def check_owner(
         >>> check_owner(Owner(), keys, lambda key: [[3] * key.num_reqs, [7, 5]]).ok
         True
     """
-    allowed = _allowed(allow)
-    if not callable(getattr(owner, "build", None)):
-        raise TypeError(f"owner: expected build(key, batch, phase), got {type(owner).__name__}")
-    ordered = _largest_first(keys)
+    allowed = arguments.read_allow(allow)
+    arguments.read_owner(owner)
+    ordered = arguments.read_keys(keys)
     subject = Subject(
         owner=owner,
         keys=ordered,
-        batches=_by_key("batches", batches, ordered),
-        impossible=_by_key("impossible", impossible, ordered),
-        device=torch.device("cpu" if device is None else device),
+        batches=arguments.read_batches("batches", batches, ordered, needed=True),
+        impossible=arguments.read_batches("impossible", impossible, ordered, needed=False),
+        device=arguments.read_device(device),
         seeks_device=device is None,
         rules=None,
-        forward=forward,
-        scratch=tuple(scratch),
-        bounds=dict(bounds or {}),
+        forward=arguments.read_forward(forward),
+        scratch=arguments.read_patterns("scratch", scratch),
+        bounds=arguments.read_bounds(bounds),
     )
     _read_rules(subject)
     _run(subject)
     rejections = subject.findings.rejections()
+    _say_what_allows_nothing(subject, allowed, rejections)
     return Report(
-        owner=type(owner).__name__,
+        owner=(owner if isinstance(owner, type) else type(owner)).__name__,
         device=str(subject.device),
         keys=ordered,
         num_batches=sum(map(len, subject.batches.values())),
@@ -172,8 +179,9 @@ def assert_owner_conforms(
 def _run(subject: Subject) -> None:
     capture.run(subject)
     _check_device(subject)
+    patterns.bounds(subject)
     if subject.forward is None:
-        subject.findings.not_checked["lazy"] = "no forward was given; builds alone were looked at"
+        subject.findings.incomplete("lazy", "no forward was given; builds alone were looked at")
     places.orders(subject)
     leaves = [leaf for captured in subject.captured.values() for leaf in captured.leaves]
     watched = Watched(leaves)
@@ -183,53 +191,33 @@ def _run(subject: Subject) -> None:
     refusal.run(subject, watched)
     bounds_check.run(subject)
     synchronisation.run(subject)
-    host_values.unused_rules(subject)
+    patterns.unused(subject)
     for key in subject.captured:
         subject.build(key, None, Phase.CAPTURE)
     places.deviations(subject)
     host_values.run(subject)
 
 
-def _allowed(allow: Iterable[str]) -> list[tuple[str, str]]:
-    entries = [allow] if isinstance(allow, str) else list(allow)
-    found = [(check, pattern) for check, _, pattern in (entry.partition(":") for entry in entries)]
-    unknown = [check for check, _ in found if check not in CHECKS]
-    if unknown:
-        raise ValueError(f"allow: expected ids of {', '.join(CHECKS)}, got {', '.join(unknown)}")
-    return found
-
-
-def _is_allowed(rejection: Rejection, allowed: list[tuple[str, str]]) -> bool:
+def _is_allowed(rejection: Rejection, allowed: Allowed) -> bool:
     return any(
         check == rejection.check and (not pattern or matches(rejection.path, [pattern]))
         for check, pattern in allowed
     )
 
 
-def _largest_first(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
-    given = tuple(keys)
-    if not given:
-        raise ValueError("keys: expected at least one, got none")
-    if len(set(given)) != len(given):
-        raise ValueError("keys: expected no two equal")
-    costs: list[Any] = [getattr(key, "cost", None) for key in given]
-    if not all(map(callable, costs)):
-        return given  # of an order that the caller knows
-    return tuple(sorted(given, key=lambda key: key.cost(), reverse=True))  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _by_key(
-    name: str, given: Batches, keys: tuple[Hashable, ...]
-) -> dict[Hashable, tuple[Any, ...]]:
-    if isinstance(given, Mapping):
-        other = [key for key in given if key not in keys]
-        if other:
-            raise ValueError(f"{name}: expected keys that are checked, got {other[0]!r}")
-        return {key: tuple(batches) for key, batches in given.items()}
-    if callable(given):
-        return {key: tuple(given(key)) for key in keys}
-    every = tuple(given)
-    return dict.fromkeys(keys, every)
+def _say_what_allows_nothing(
+    subject: Subject, allowed: Allowed, rejections: Iterable[Rejection]
+) -> None:
+    found = list(rejections)
+    unused = {
+        f"{check}:{pattern}" if pattern else check: None
+        for check, pattern in allowed
+        if not any(_is_allowed(each, ((check, pattern),)) for each in found)
+    }
+    if unused:
+        subject.findings.fact(
+            "unused-allow", f"nothing is rejected that {', '.join(unused)} allows", unused
+        )
 
 
 def _read_rules(subject: Subject) -> None:
@@ -267,4 +255,7 @@ def _check_device(subject: Subject) -> None:
             f"device: expected where the states lie, {tensors[0].device}, got {subject.device}"
         )
     if subject.captured:
-        subject.findings.fact("no-tensors", f"no graph reads a tensor on {subject.device}")
+        subject.findings.fact(
+            "no-tensors",
+            f"no graph reads a tensor on {subject.device} of which anything is checked",
+        )

@@ -199,6 +199,11 @@ class Findings:
         """Note a fact."""
         self.facts.append(Fact(name, text, details or {}))
 
+    def incomplete(self, check: str, why: str) -> None:
+        """Note that a check was not made, or not in full; a check may have several reasons."""
+        before = self.not_checked.get(check)
+        self.not_checked[check] = why if before is None else f"{before}; {why}"
+
     def has(self, check: str, path: str | None = None) -> bool:
         """Whether a check, at a leaf or anywhere, has been failed."""
         return any(c == check and path in (None, p) for c, p, _ in self._rejections)

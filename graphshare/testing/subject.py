@@ -18,19 +18,32 @@ from graphshare.state.rules import RuleSet
 from graphshare.testing.memory import Leaf
 from graphshare.testing.report import Findings
 from graphshare.verification import _live_rows as live_rows_of
+from graphshare.verification import rows_by_size
 
-__all__ = ["Captured", "Deviation", "Subject", "matches"]
+__all__ = ["Captured", "Deviation", "Rows", "Subject", "matches", "names"]
+
+
+def names(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern names a path."""
+    return any(fnmatchcase(path, each) or fnmatchcase("." + path, each) for each in patterns)
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern names a path, or a container around it."""
     parts = path.split(".")
-    around = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
-    return any(
-        fnmatchcase(each, pattern) or fnmatchcase("." + each, pattern)
-        for pattern in patterns
-        for each in around
-    )
+    return any(names(".".join(parts[:n]), list(patterns)) for n in range(1, len(parts) + 1))
+
+
+class Rows(NamedTuple):
+    """How many leading rows of a leaf a batch uses.
+
+    Attributes:
+        least: So many for certain.
+        most: No more than these.
+    """
+
+    least: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +96,14 @@ class Subject:
         rules: Its ``host_values``, if they are valid.
         forward: What a warmup runs, or ``None``.
         scratch: Patterns of leaves whose contents only a kernel library knows.
-        bounds: Pattern to the least and the most that an element may be.
+        bounds: Pattern to the least and the most that an element may be; the first that names a
+            leaf holds for it.
         seeks_device: Whether the first tensor decides about the device.
         findings: What has been found.
         captured: By key; a key whose captures fail is not there.
         deviations: Everything that was not as captured.
         overwritten: By key, what its builds wrote of any state.
+        row_patterns: Every pattern that the owner's ``live_rows`` has given.
         num_builds: Calls of ``build``.
     """
 
@@ -106,6 +121,7 @@ class Subject:
     captured: dict[Hashable, Captured] = field(default_factory=dict[Hashable, Captured])
     deviations: list[Deviation] = field(default_factory=list[Deviation])
     overwritten: dict[Hashable, MemoryRanges] = field(default_factory=dict[Hashable, MemoryRanges])
+    row_patterns: dict[str, None] = field(default_factory=dict[str, None])
     num_builds: int = 0
     _alive: list[Any] = field(default_factory=list[Any])
     _early: set[int] = field(default_factory=set[int])
@@ -125,7 +141,7 @@ class Subject:
             keep: Hold the state, so that no later tensor can take the address of one of its own.
 
         Returns:
-            The state; ``None`` if the build failed, which is then among the findings.
+            The state; ``None`` if the build failed or gave none, which is then among the findings.
         """
         batch = None if index is None else self.batches[key][index]
         try:
@@ -139,6 +155,9 @@ class Subject:
                 key=key,
                 batch=index,
             )
+            return None
+        if state is None:
+            self._reject_state(key, index, phase, "None")
             return None
         if self.seeks_device:
             self._find_device(state)
@@ -163,12 +182,24 @@ class Subject:
     def _look(self, state: Any, key: Hashable, index: int | None, phase: Phase) -> None:
         captured = self.captured.get(key)
         if captured is None:
+            if next(self._tensors(state), None) is None:
+                self._reject_state(key, index, phase, f"{type(state).__name__} without any")
             layout_of(state, self.device, self.rules)
             self._early.update(
                 leaf.tensor.untyped_storage().data_ptr() for leaf in self.leaves(state)
             )
         elif phase is not Phase.WARMUP and not captured.checker.matches(state):
             self._compare(captured, state, key, index, phase)
+
+    def _reject_state(self, key: Hashable, index: int | None, phase: Phase, got: str) -> None:
+        self.findings.reject(
+            "state",
+            f"what a build for {phase.name} returns",
+            f"tensors on {self.device}",
+            got,
+            key=key,
+            batch=index,
+        )
 
     def _find_device(self, state: Any) -> None:
         places = [value.device for _, value in walk(state) if isinstance(value, torch.Tensor)]
@@ -233,31 +264,53 @@ class Subject:
         """Indices of the batches of a key."""
         return range(len(self.batches.get(key, ())))
 
+    def bound_of(self, path: str) -> str | None:
+        """The pattern of ``bounds`` that holds for a leaf, if one does."""
+        return next((each for each in self.bounds if matches(path, [each])), None)
+
     def live_rows(self, key: Hashable, index: int, leaf: Leaf) -> tuple[int | None, bool]:
         """Leading rows of a leaf that a batch uses, ``None`` if unknown; whether that is declared.
 
         What the owner does not declare is found by size.
         """
         batch = self.batches[key][index]
-        declared = self._declared_rows(key, batch)
+        declared = self.declared_rows(key, index)
         rows = live_rows_of(leaf.path, leaf.tensor, declared, None, None)
         if rows is not None:
             return rows, True
         return live_rows_of(leaf.path, leaf.tensor, {}, key, batch), False
 
-    def _declared_rows(self, key: Hashable, batch: Any) -> Mapping[str, int]:
+    def certain_rows(self, key: Hashable, index: int, leaf: Leaf) -> Rows | None:
+        """The same with nothing taken for live, or for padding, that may be the other.
+
+        By size a leaf may have a row for each request or for each token; ``None`` if unknown.
+        """
+        if leaf.tensor.ndim == 0:
+            return Rows(1, 1)
+        rows, declared = self.live_rows(key, index, leaf)
+        if rows is None or declared:
+            return None if rows is None else Rows(rows, rows)
+        found = rows_by_size(leaf.tensor.shape[0], key, self.batches[key][index])
+        return Rows(min(found), max(found))
+
+    def declared_rows(self, key: Hashable, index: int) -> Mapping[str, int]:
+        """What the owner's ``live_rows`` says of a batch; a finding if that cannot be."""
         declared = getattr(self.owner, "live_rows", None)
         if declared is None:
             return {}
         try:
-            rows = dict(declared(key, batch))
+            rows = dict(declared(key, self.batches[key][index]))
         except Exception as error:  # noqa: BLE001 - whatever an owner raises is a finding
             self._misdeclared("live_rows", f"{type(error).__name__}: {error}", key)
             return {}
-        wrong = [n for n in rows.values() if not isinstance(n, int) or isinstance(n, bool) or n < 0]
-        if wrong:
-            self._misdeclared("live_rows", repr(wrong[0]), key)
-            return {}
+        for pattern, count in rows.items():
+            if not isinstance(pattern, str):
+                self._misdeclared("live_rows", f"the pattern {pattern!r}", key)
+                return {}
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                self._misdeclared("live_rows", f"{count!r} for {pattern!r}", key)
+                return {}
+        self.row_patterns.update(dict.fromkeys(rows))
         return rows
 
     def declared_writes(self, key: Hashable) -> MemoryRanges | None:
@@ -266,7 +319,12 @@ class Subject:
         if writes is None:
             return None
         try:
-            return MemoryRanges.of(t for t in writes(key) if is_on(t.device, self.device))
+            written = list(writes(key))
+            other = [each for each in written if not isinstance(each, torch.Tensor)]
+            if other:
+                self._misdeclared("writes", type(other[0]).__name__, key)
+                return None
+            return MemoryRanges.of(t for t in written if is_on(t.device, self.device))
         except Exception as error:  # noqa: BLE001 - whatever an owner raises is a finding
             self._misdeclared("writes", f"{type(error).__name__}: {error}", key)
             return None

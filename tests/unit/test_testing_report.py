@@ -111,9 +111,12 @@ def test_a_state_without_tensors():
         def build(self, key, batch, phase):
             return {"page_size": 16}
 
-    report = check_owner(HostOnly(), KEYS, [None, None])
-    assert report.ok
-    assert "no-tensors" in facts(report)
+    report = check_owner(HostOnly(), KEYS, [0, 1])
+    assert {each.check for each in report.rejections} == {"state"}
+    assert report.rejections[0].keys == tuple(KEYS)
+    allowed = check_owner(HostOnly(), KEYS, [0, 1], allow="state")
+    assert allowed.ok
+    assert "no-tensors" in facts(allowed)
 
 
 def test_keys_of_any_kind():
@@ -130,7 +133,8 @@ def test_keys_of_any_kind():
             return self.lengths[:key]
 
     given = {8: [[2] * 8, [3, 4]], 4: [[5], [6] * 4]}
-    report = assert_owner_conforms(ByNumber(), [8, 4], given, impossible={4: [[1] * 5]})
+    impossible = {4: [[1] * 5], 8: [[1] * 9]}
+    report = assert_owner_conforms(ByNumber(), [8, 4], given, impossible=impossible)
     assert report.keys == (8, 4)
     assert "impossible" not in report.not_checked
 

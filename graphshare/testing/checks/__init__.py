@@ -1,5 +1,5 @@
 """One file for each subject; each has a function that takes the owner under test.
 
-They run in the order of :data:`graphshare.testing.conformance.STAGES`: captures first, since the
-rest compares with what they return.
+:func:`graphshare.testing.check_owner` runs them in order: captures first, since the rest compares
+with what they return.
 """

@@ -8,49 +8,111 @@ import torch
 
 from graphshare.owner import Phase
 from graphshare.testing.memory import Leaf
-from graphshare.testing.subject import Subject, matches
+from graphshare.testing.subject import Subject
 
 __all__ = ["run"]
 
 
 def run(subject: Subject) -> None:
-    """Look at all elements in builds with no batch, and at the declared live rows of batches."""
+    """Look at all elements in builds with no batch, and at the live rows of batches.
+
+    What lies past the live rows is no fault: padding may hold what the kernels pass over, such as
+    a length of 0. That it does is a fact.
+    """
     if not subject.bounds:
-        subject.findings.not_checked["bounds"] = "no bounds were given"
+        subject.findings.incomplete("bounds", "no bounds were given")
         return
+    looks = _Looks(subject)
     for key in subject.captured:
         for phase in (Phase.WARMUP, Phase.CAPTURE):
-            state = subject.build(key, None, phase)
-            for leaf in () if state is None else subject.leaves(state):
-                _look(subject, key, phase, None, leaf, leaf.tensor)
+            looks.without_batch(key, phase)
         for index in subject.replays(key):
-            state = subject.build(key, index, Phase.REPLAY)
-            for leaf in () if state is None else subject.leaves(state):
-                rows, declared = subject.live_rows(key, index, leaf)
-                if declared:  # padding may hold anything that kernels pass over
-                    _look(subject, key, Phase.REPLAY, index, leaf, leaf.tensor[:rows])
+            looks.replay(key, index)
+    looks.report()
 
 
-def _look(
-    subject: Subject,
-    key: Hashable,
-    phase: Phase,
-    index: int | None,
-    leaf: Leaf,
-    part: torch.Tensor,
-) -> None:
-    for pattern, (least, most) in subject.bounds.items():
-        if not part.numel() or not matches(leaf.path, [pattern]):
-            continue
-        low, high = part.min().item(), part.max().item()
-        if not (least <= low and high <= most):
-            subject.findings.reject(
+class _Looks:
+    """What was seen of all builds."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._padding: dict[str, float] = {}
+        self._unknown: dict[str, None] = {}
+        self._partly: dict[str, None] = {}
+
+    def without_batch(self, key: Hashable, phase: Phase) -> None:
+        state = self._subject.build(key, None, phase)
+        for leaf in () if state is None else self._subject.leaves(state):
+            self._look(key, phase, None, leaf, leaf.tensor)
+
+    def replay(self, key: Hashable, index: int) -> None:
+        state = self._subject.build(key, index, Phase.REPLAY)
+        for leaf in () if state is None else self._subject.leaves(state):
+            if self._subject.bound_of(leaf.path) is None:
+                continue
+            rows = self._subject.certain_rows(key, index, leaf)
+            if rows is None:
+                self._unknown[leaf.path] = None
+                continue
+            if rows.least < rows.most:
+                self._partly[leaf.path] = None
+            live = leaf.tensor[: rows.least] if leaf.tensor.ndim else leaf.tensor
+            self._look(key, Phase.REPLAY, index, leaf, live)
+            if leaf.tensor.ndim:
+                wrong = self._outside(leaf, leaf.tensor[rows.most :])
+                if wrong is not None:
+                    self._padding.setdefault(leaf.path, wrong)
+
+    def _look(
+        self, key: Hashable, phase: Phase, index: int | None, leaf: Leaf, part: torch.Tensor
+    ) -> None:
+        wrong = self._outside(leaf, part)
+        if wrong is not None:
+            least, most = self._subject.bounds[self._subject.bound_of(leaf.path) or ""]
+            self._subject.findings.reject(
                 "bounds",
                 f"elements of {leaf.path or 'the state'}",
                 f"from {least} to {most}",
-                f"{low if low < least else high} after a build for {phase.name}",
+                f"{wrong} after a build for {phase.name}",
                 key=key,
                 path=leaf.path,
                 batch=index,
             )
-        return
+
+    def _outside(self, leaf: Leaf, part: torch.Tensor) -> float | None:
+        """An element that is out of bounds, if one is."""
+        pattern = self._subject.bound_of(leaf.path)
+        if pattern is None or not part.numel():
+            return None
+        least, most = self._subject.bounds[pattern]
+        low, high = part.min().item(), part.max().item()
+        if least <= low and high <= most:
+            return None
+        return low if not least <= low else high
+
+    def report(self) -> None:
+        findings = self._subject.findings
+        if self._padding:
+            shown = ", ".join(f"{path or 'the state'} {n}" for path, n in self._padding.items())
+            findings.fact(
+                "padding-out-of-bounds",
+                f"rows past the batch hold values out of bounds ({shown}): right for kernels that "
+                "pass over such rows, such as those of length 0, and for no others",
+                self._padding,
+            )
+        why = "the owner's live_rows does not say which rows are live, and {} from its size"
+        if self._unknown:
+            findings.incomplete(
+                "bounds",
+                f"replays of {_shown(self._unknown)}: {why.format('nothing follows')} and the "
+                "num_reqs and num_tokens of key and batch",
+            )
+        if self._partly:
+            findings.incomplete(
+                "bounds",
+                f"some rows of {_shown(self._partly)} in replays: {why.format('two counts fit')}",
+            )
+
+
+def _shown(paths: dict[str, None]) -> str:
+    return ", ".join(path or "the state" for path in paths)

@@ -38,6 +38,7 @@ class _Parts(NamedTuple):
 
 def run(subject: Subject, watched: Watched) -> None:
     """Build everything on poisoned memory, and look at it."""
+    _say_what_batches_lack(subject)
     for key in subject.captured:
         declared = subject.declared_writes(key)
         own = None if declared is None else watched.mask_of(declared)
@@ -55,6 +56,35 @@ def run(subject: Subject, watched: Watched) -> None:
                 ]
             )
         subject.overwritten[key] = watched.ranges_of(written)
+
+
+def _say_what_batches_lack(subject: Subject) -> None:
+    """What only shows with a batch, or with one that leaves padding."""
+    count = len(subject.captured)
+    none = [key for key in subject.captured if not subject.replays(key)]
+    for check in ("unwritten", "padding", "repeatable") if none else ():
+        subject.findings.incomplete(check, f"{len(none)} of {count} keys have no batch")
+    full = [
+        key
+        for key in subject.captured
+        if subject.replays(key)
+        and not any(_leaves_padding(subject, key, index) for index in subject.replays(key))
+    ]
+    if full:
+        subject.findings.incomplete(
+            "padding",
+            f"for {len(full)} of {count} keys no batch is known to leave any: give smaller "
+            "batches, or live_rows",
+        )
+
+
+def _leaves_padding(subject: Subject, key: Hashable, index: int) -> bool:
+    subject.declared_rows(key, index)  # asked also where there is nothing to compare with
+    for leaf in subject.steady(key):
+        rows = subject.certain_rows(key, index, leaf)
+        if leaf.tensor.ndim and rows is not None and rows.most < leaf.tensor.shape[0]:
+            return True
+    return False
 
 
 def _both(mine: Bytes, theirs: Bytes) -> Bytes:

@@ -18,8 +18,9 @@ def run(subject: Subject, watched: Watched) -> None:
     """Compare what the builds wrote with ``writes``, and with the states of other keys."""
     declared = {key: subject.declared_writes(key) for key in subject.captured}
     if any(ranges is None for ranges in declared.values()):
-        subject.findings.not_checked["footprint"] = (
-            "the owner has no writes(key): a build counts as writing every state that it owns"
+        subject.findings.incomplete(
+            "footprint",
+            "the owner has no writes(key): a build counts as writing every state that it owns",
         )
     else:
         _look_elsewhere(subject, watched, declared)

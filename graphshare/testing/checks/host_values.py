@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from graphshare.state import walk
 from graphshare.state.values import is_number
-from graphshare.testing.subject import Deviation, Subject, matches
+from graphshare.testing.subject import Deviation, Subject
 
-__all__ = ["run", "unused_rules"]
+__all__ = ["run"]
 
 
 def run(subject: Subject) -> None:
@@ -47,9 +46,12 @@ def run(subject: Subject) -> None:
         )
     few = [key for key in subject.captured if len(subject.replays(key)) < 2]
     if few:
-        subject.findings.not_checked["frozen-value"] = (
-            f"{len(few)} of {len(subject.captured)} keys have fewer than two batches to compare"
-        )
+        for check in ("frozen-value", "broken-rule"):
+            subject.findings.incomplete(
+                check,
+                f"{len(few)} of {len(subject.captured)} keys have fewer than two batches to "
+                "compare",
+            )
 
 
 def _remedy(path: str, expected: Any, values: list[Any]) -> str:
@@ -58,12 +60,13 @@ def _remedy(path: str, expected: Any, values: list[Any]) -> str:
     if is_number(expected) and all(is_number(v) and v <= expected for v in values):
         return (
             f'If kernels use it as a bound alone: host_values = {{"*.{name}": "at_most"}}; if none '
-            'reads it: "any"; otherwise make it a tensor'
+            'reads it: "any"; otherwise make it part of the key, or a tensor'
         )
     if is_number(expected):
         return (
             f"If kernels use it as a bound: return the capacity for Phase.CAPTURE, and host_values "
-            f'= {{"*.{name}": "at_most"}}; if none reads it: "any"; otherwise make it a tensor'
+            f'= {{"*.{name}": "at_most"}}; if none reads it: "any"; otherwise make it part of the '
+            "key, or a tensor"
         )
     if not any(type(value) is type(expected) for value in values) or _has_value(expected):
         return ""
@@ -72,20 +75,3 @@ def _remedy(path: str, expected: Any, values: list[Any]) -> str:
 
 def _has_value(value: Any) -> bool:
     return type(value).__eq__ is not object.__eq__
-
-
-def unused_rules(subject: Subject) -> None:
-    """State the patterns that name nothing: rules that are not in force."""
-    patterns = dict.fromkeys(subject.rules or {})
-    for captured in subject.captured.values():
-        for path, _ in walk(captured.state):
-            for pattern in [each for each in patterns if matches(path, [each])]:
-                del patterns[pattern]
-        if not patterns:
-            return
-    if patterns:
-        subject.findings.fact(
-            "unused-rule",
-            f"no leaf of any state is named by {', '.join(map(repr, patterns))} in host_values",
-            patterns,
-        )

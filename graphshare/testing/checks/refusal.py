@@ -19,17 +19,26 @@ _MOST = 3
 
 def run(subject: Subject, watched: Watched) -> None:
     """Offer each key what it must refuse: what was given, and batches of larger keys."""
-    offered = 0
+    without: list[Hashable] = []
     for key in subject.captured:
         given = [(batch, "given as impossible") for batch in subject.impossible.get(key, ())]
-        for batch, why in (*given, *_too_large(subject, key)):
-            offered += 1
+        offers = [*given, *_too_large(subject, key)]
+        for batch, why in offers:
             _offer(subject, watched, key, batch, why)
-    if not offered:
-        subject.findings.not_checked["impossible"] = (
-            "no impossible batches were given, and none could be told from another key's by its "
-            + ", ".join(_SIZES)
+        if not offers:
+            without.append(key)
+    if without:
+        some = (
+            f"for {len(without)} of {len(subject.captured)} keys "
+            if len(without) < len(subject.captured)
+            else ""
         )
+        for check in ("impossible", "late-refusal"):
+            subject.findings.incomplete(
+                check,
+                f"{some}no impossible batch was given, and no batch of another key is known to be "
+                f"too large: that takes {', '.join(_SIZES[:-1])} or {_SIZES[-1]} on key and batch",
+            )
 
 
 def _too_large(subject: Subject, key: Hashable) -> Iterator[tuple[Any, str]]:

@@ -17,8 +17,13 @@ __all__ = ["run"]
 def run(subject: Subject) -> None:
     """Build once more for a batch of each key, with torch watching for synchronisation."""
     if subject.device.type != "cuda":
-        subject.findings.not_checked["host-sync"] = "needs a CUDA device"
+        subject.findings.incomplete("host-sync", "needs a CUDA device")
         return
+    none = [key for key in subject.captured if not subject.replays(key)]
+    if none:
+        subject.findings.incomplete(
+            "host-sync", f"{len(none)} of {len(subject.captured)} keys have no batch"
+        )
     for key in subject.captured:
         for index in subject.replays(key)[:1]:
             subject.build(key, index, Phase.REPLAY, keep=False)

@@ -110,13 +110,16 @@ def test_a_table_on_the_device_gives_the_same_lists(kind):
             wide = torch.full((rows, width + 5), -7, dtype=torch.int32, device=DEVICE)
             wide[:, 2 : 2 + width] = batch.block_table.to(DEVICE)
             table = rng.choice([wide[:, 2 : 2 + width], batch.block_table.T.to(DEVICE).T])
-            on_device = dataclasses.replace(batch, block_table=table)
-            metadata = owner.build(key, batch, Phase.REPLAY).attn_metadata
-            expected = metadata.kv_indices.clone()
+            slots = batch.slot_mapping.to(DEVICE)
+            on_device = dataclasses.replace(batch, block_table=table, slot_mapping=slots)
+            metadata, slot_mapping = owner.build(key, batch, Phase.REPLAY)
+            expected = metadata.kv_indices.clone(), slot_mapping.clone()
             metadata.kv_indices.fill_(-1)
+            slot_mapping.fill_(-1)
             with unsynchronized():
                 owner.build(key, on_device, Phase.REPLAY)
-            assert torch.equal(metadata.kv_indices, expected), key
+            assert torch.equal(metadata.kv_indices, expected[0]), key
+            assert torch.equal(slot_mapping, expected[1]), key
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,7 +44,7 @@ class FlashInferOwner(FlashInfer):
     """Writes the states of one model for FlashInfer, and plans for further models if asked.
 
     Every key has a wrapper of its own, made in its first build, with an int workspace of the size
-    that its plan takes (a few KiB; the library's own is 8 MiB, and 8 MiB pinned). Only
+    that its plan takes (KiB; the library's own is 8 MiB, and 8 MiB pinned). Only
     ``batch_attention``, whose plan knows no key, has one of 6.2 MiB for all. Page lists, slots and
     float workspace are shared by all keys, so a build for one makes the states of the others
     stale; for two live keys use two owners.

@@ -11,13 +11,14 @@ from typing_extensions import override
 
 from graphshare.testing.catalogue import CHECKS
 
-__all__ = ["Fact", "Rejection", "Report"]
+__all__ = ["Fact", "Findings", "Rejection", "Report", "shown_keys"]
 
 _WIDTH = 96
 _KEYS_SHOWN = 2
 
 
-def _shown(keys: Iterable[Hashable]) -> str:
+def shown_keys(keys: Iterable[Hashable]) -> str:
+    """Name the first keys, and say how many more there are."""
     every = [str(key) for key in keys]
     more = len(every) - _KEYS_SHOWN
     text = ", ".join(every[:_KEYS_SHOWN])
@@ -53,7 +54,7 @@ class Rejection:
 
     @override
     def __str__(self) -> str:
-        where = _shown(self.keys)
+        where = shown_keys(self.keys)
         if self.batch is not None:
             where += f", batch {self.batch}"
         return (
@@ -133,7 +134,7 @@ class Report:
             for rejection in self.allowed:
                 lines += _filled(
                     f"{rejection.check}: {rejection.what}: expected {rejection.expected}, "
-                    f"got {rejection.got} (key {_shown(rejection.keys)})",
+                    f"got {rejection.got} (key {shown_keys(rejection.keys)})",
                     4,
                 )
         if self.facts:

@@ -80,7 +80,7 @@ def _say_what_batches_lack(subject: Subject) -> None:
 
 def _leaves_padding(subject: Subject, key: Hashable, index: int) -> bool:
     subject.declared_rows(key, index)  # asked also where there is nothing to compare with
-    for leaf in subject.steady(key):
+    for leaf in subject.captured[key].leaves:
         rows = subject.certain_rows(key, index, leaf)
         if leaf.tensor.ndim and rows is not None and rows.most < leaf.tensor.shape[0]:
             return True

@@ -8,6 +8,7 @@ from typing import Any
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
 from graphshare.testing.memory import Watched
+from graphshare.testing.report import shown_keys
 from graphshare.testing.subject import Subject
 from graphshare.verification import _field as number_of
 
@@ -27,18 +28,16 @@ def run(subject: Subject, watched: Watched) -> None:
             _offer(subject, watched, key, batch, why)
         if not offers:
             without.append(key)
-    if without:
-        some = (
-            f"for {len(without)} of {len(subject.captured)} keys "
-            if len(without) < len(subject.captured)
-            else ""
+    if not without:
+        return
+    why = f"nothing was offered to {shown_keys(without)} that it must refuse; pass impossible="
+    if len(without) == len(subject.captured):
+        why += (
+            "; batches of larger keys are offered where keys and batches have "
+            f"{', '.join(_SIZES[:-1])} or {_SIZES[-1]}"
         )
-        for check in ("impossible", "late-refusal"):
-            subject.findings.incomplete(
-                check,
-                f"{some}no impossible batch was given, and no batch of another key is known to be "
-                f"too large: that takes {', '.join(_SIZES[:-1])} or {_SIZES[-1]} on key and batch",
-            )
+    for check in ("impossible", "late-refusal"):
+        subject.findings.incomplete(check, why)
 
 
 def _too_large(subject: Subject, key: Hashable) -> Iterator[tuple[Any, str]]:

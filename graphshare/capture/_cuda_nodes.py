@@ -278,10 +278,14 @@ class GraphIndex:
 
     def changed(self, values: Iterable[int]) -> None:
         """Bring it up to date where sites had, or have, one of some values."""
-        moved = [each for value in values for each in self._by_value.pop(value, ())]
+        by_value = self._by_value
+        gone = set(values)
+        moved = [each for value in gone for each in by_value.pop(value, ())]
         for node, site in moved:
-            self._by_value.setdefault(site.value, []).append((node, site))
-        self._ascending = sorted(self._by_value)
+            by_value.setdefault(site.value, []).append((node, site))
+        # What stays is in order, so that sorting is a merge.
+        stays = [value for value in self._ascending if value not in gone]
+        self._ascending = sorted([*stays, *sorted({site.value for _, site in moved})])
 
 
 def _ends(params: Any) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,6 @@ from graphshare import (
     capture_descriptors,
     share_states,
 )
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer import (
     DecodePlan,
     FA2Plan,
@@ -31,6 +30,7 @@ from graphshare.adapters.flashinfer import (
 )
 from graphshare.adapters.flashinfer.library import PRIVATE, find_flashinfer
 from graphshare.adapters.paged import PagedBatch, PagedCapacity
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.testing import assert_owner_conforms
 from tests.flashinfer_library import make_library
 from tests.paged_kernels import random_batch

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare import AttentionSpec, GraphPool, SpecMismatchError, share_states
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer import (
     FlashInferSpec,
     batch_attention_float_bytes,
@@ -21,6 +20,7 @@ from graphshare.adapters.flashinfer import (
 from graphshare.adapters.flashinfer.attention import spec_of
 from graphshare.adapters.flashinfer.library import PRIVATE
 from graphshare.adapters.flashinfer.plans import int_workspace_bytes, named_plan
+from graphshare.adapters.paged.shape import AttentionShape
 from tests.flashinfer_library import SIGNATURES
 from tests.flashinfer_pairs import PAIRS, Pair
 

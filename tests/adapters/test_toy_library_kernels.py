@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from graphshare.adapters.flash_attn import AttentionShape
-from graphshare.adapters.paged import PagedBatch, PagedBuffers, PagedCapacity, dummy_batch
+from graphshare.adapters.paged import (
+    AttentionShape,
+    PagedBatch,
+    PagedBuffers,
+    PagedCapacity,
+    dummy_batch,
+)
 from graphshare.adapters.toy.batch import AttentionBatch, QuerySpan, Request
 from graphshare.adapters.toy.checkpoint import load_models
 from graphshare.adapters.toy.config import BOS, EngineConfig

@@ -19,8 +19,8 @@ from graphshare.adapters.flash_attn.fa3 import (
 from graphshare.adapters.flash_attn.fa4 import FlashAttention4Owner
 from graphshare.adapters.flash_attn.library import UnsupportedBuildError
 from graphshare.adapters.flash_attn.schedule import Resolved, metadata_size, resolve
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flash_attn.specs import FlashAttention2Spec, FlashAttention3Spec
+from graphshare.adapters.paged.shape import AttentionShape
 
 __all__ = [
     "AttentionShape",

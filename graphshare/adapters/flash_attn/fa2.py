@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from graphshare.adapters.flash_attn.library import find_flash_attention_2
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flash_attn.specs import FlashAttention2Spec
 from graphshare.adapters.paged import (
     PagedBatch,
@@ -18,6 +17,7 @@ from graphshare.adapters.paged import (
     PagedCapacity,
     dummy_batch,
 )
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 

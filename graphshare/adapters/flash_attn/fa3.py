@@ -12,7 +12,6 @@ import torch
 from graphshare.adapters.flash_attn.library import find_flash_attention_3
 from graphshare.adapters.flash_attn.probe import check_sizes, packs_always
 from graphshare.adapters.flash_attn.schedule import Resolved, metadata_size, padded, resolve
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flash_attn.specs import FlashAttention3Spec
 from graphshare.adapters.paged import (
     PagedBatch,
@@ -20,6 +19,7 @@ from graphshare.adapters.paged import (
     PagedCapacity,
     dummy_batch,
 )
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 

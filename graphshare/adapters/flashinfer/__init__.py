@@ -5,7 +5,6 @@ A model that owns its states makes a :class:`FlashInferOwner`; one that borrows 
 is imported when one of them is made.
 """
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer.attention import FlashInfer, FlashInferMetadata, PlannedFor
 from graphshare.adapters.flashinfer.library import UnsupportedFlashInferError
 from graphshare.adapters.flashinfer.lists import PageLists
@@ -23,6 +22,7 @@ from graphshare.adapters.flashinfer.plans import (
     fa2_float_bytes,
 )
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
+from graphshare.adapters.paged.shape import AttentionShape
 
 __all__ = [
     "AttentionShape",

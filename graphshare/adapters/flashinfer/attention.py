@@ -7,12 +7,12 @@ from types import ModuleType
 
 import torch
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer.library import find_flashinfer
 from graphshare.adapters.flashinfer.planner import Planner
 from graphshare.adapters.flashinfer.plans import Kernel, Plan
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
 from graphshare.adapters.paged import PagedCapacity
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.errors import CaptureError
 
 __all__ = ["FlashInfer", "FlashInferMetadata", "PlannedFor", "spec_of"]

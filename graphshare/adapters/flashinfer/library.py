@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.errors import GraphShareError
 
 if TYPE_CHECKING:

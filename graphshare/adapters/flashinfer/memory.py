@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import Self
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer.planner import Planner
 from graphshare.adapters.flashinfer.plans import (
     Kernel,
@@ -17,6 +16,7 @@ from graphshare.adapters.flashinfer.plans import (
     fa2_float_bytes,
 )
 from graphshare.adapters.paged import PagedCapacity
+from graphshare.adapters.paged.shape import AttentionShape
 
 __all__ = ["FlashInferMemory", "KeyMemory", "float_bytes"]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer.attention import (
     FlashInfer,
     FlashInferMetadata,
@@ -22,6 +21,7 @@ from graphshare.adapters.flashinfer.planner import Planner, refuse_under_capture
 from graphshare.adapters.flashinfer.plans import Kernel, Plan, check_kernel
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
 from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphshare.adapters.flash_attn.shape import AttentionShape
 from graphshare.adapters.flashinfer.library import (
     PRIVATE,
     compiled_arguments,
@@ -19,6 +18,7 @@ from graphshare.adapters.flashinfer.library import (
     unsupported,
 )
 from graphshare.adapters.flashinfer.plans import Kernel, Plan, int_workspace_bytes, named_plan
+from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.errors import CaptureError
 
 if TYPE_CHECKING:

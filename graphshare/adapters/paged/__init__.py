@@ -6,5 +6,13 @@ the buffers that its kernels read. Nothing here knows a kernel library.
 
 from graphshare.adapters.paged.batch import PagedBatch, PagedCapacity, dummy_batch
 from graphshare.adapters.paged.buffers import PagedBuffers, PagedViews
+from graphshare.adapters.paged.shape import AttentionShape
 
-__all__ = ["PagedBatch", "PagedBuffers", "PagedCapacity", "PagedViews", "dummy_batch"]
+__all__ = [
+    "AttentionShape",
+    "PagedBatch",
+    "PagedBuffers",
+    "PagedCapacity",
+    "PagedViews",
+    "dummy_batch",
+]

@@ -14,14 +14,13 @@ import torch
 from torch.nn import functional
 
 from graphshare.adapters.flash_attn import (
-    AttentionShape,
     FlashAttention2,
     FlashAttention2Owner,
     FlashAttention3,
     FlashAttention3Owner,
 )
 from graphshare.adapters.flashinfer import FlashInfer, FlashInferOwner
-from graphshare.adapters.paged import PagedBatch, PagedCapacity
+from graphshare.adapters.paged import AttentionShape, PagedBatch, PagedCapacity
 from graphshare.adapters.toy.batch import AttentionBatch
 from graphshare.adapters.toy.cache import SCRATCH_PAGE
 from graphshare.adapters.toy.config import EngineConfig, ToyConfig

@@ -44,6 +44,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"torch(\..*)?"),
     (r"py:.*", r"(collections\.abc|contextlib|dataclasses|enum|os|pathlib|types)\..*"),
+    (r"py:class", r"ModuleType"),  # within `str | ModuleType | None`, its module is not named
     (r"py:.*", r"(pytest|hypothesis|st)\..*"),
     # Type variables, and aliases that are private to their module.
     (r"py:class", r"(graphshare\.[\w.]+\.)?(_?[CDKPT]|_Extra)"),
@@ -53,11 +54,14 @@ html_theme = "furo"
 html_title = f"graphshare {release}"
 html_show_copyright = False
 
-# Nobody calls these classes: a pool, a loan or a strategy makes the objects.
+# Nobody calls these classes: a pool, a loan, an owner or a strategy makes the objects.
 _MADE_FOR_THE_USER = {
     "graphshare.BoundReplay",
     "graphshare.Capturing",
     "graphshare.SharedStates",
+    "graphshare.adapters.flashinfer.PageLists",
+    "graphshare.adapters.flashinfer.Planner",
+    "graphshare.adapters.vllm.session.Session",
     "graphshare.testing.strategies.Branch",
 }
 

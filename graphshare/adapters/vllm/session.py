@@ -79,12 +79,14 @@ class Session:
         target, prefill, decode: The pools.
         shared: The loan.
         serving: The hooks in vLLM's steps.
+        family: What is known of this version of vLLM.
+        mode: What the switch says.
     """
 
     def __init__(
         self, runner: Any, family: Family, mode: Mode, *, when: When | None = None
     ) -> None:
-        self._runner, self._family, self.mode = runner, family, mode
+        self._runner, self.family, self.mode = runner, family, mode
         inputs = family.capture_inputs()
         layers = sorted(runner.speculator.draft_attn_layer_names)
         self._layers = layers
@@ -141,10 +143,10 @@ class Session:
                     lambda _: self._decode_owner.built,
                 ),
             },
-            self._family.capture_inputs(),
+            self.family.capture_inputs(),
         )
         with Patches() as patches:
-            self._family.patch_loops(loops, runner.cudagraph_manager, patches)
+            self.family.patch_loops(loops, runner.cudagraph_manager, patches)
             result = original()
         self.serving.install()
         self._log()
@@ -178,7 +180,7 @@ class Session:
                 refusals[name] = refusals.get(name, 0) + number
         active = self.serving.installed
         return VllmStatistics(
-            version=self._family.version,
+            version=self.family.version,
             mode=self.mode.value,
             active=active,
             reason="" if active else "the hooks are off vLLM's steps",

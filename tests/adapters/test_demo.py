@@ -239,7 +239,9 @@ def test_a_refusal_is_shown_with_its_parts(capsys):
 def test_harm_is_shown_beside_the_healthy_run(capsys):
     assert main((*TINY, "--fault", "lazy", "--unsafe")) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^ *tokens a step +\d\.\d\d +\d\.\d\d *$", shown, re.MULTILINE)
+    assert re.search(
+        r"^ *tokens a request +\d\.\d\d +\d\.\d\d *\n *and step *$", shown, re.MULTILINE
+    )
     assert re.search(r"^without +\S.*\n(?:.*\n)*?with +\S", shown, re.MULTILINE)
     assert "Wrong tokens, and no error." in shown
 

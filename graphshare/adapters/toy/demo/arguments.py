@@ -43,7 +43,7 @@ class Options:
     Args:
         prompts: Texts to continue.
         max_new_tokens: Tokens to produce for each.
-        num_draft_tokens: Draft tokens a step (K).
+        num_draft_tokens: Draft tokens for each request and step (K).
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         attention: The kernel that attends.
         threads: Of torch on the CPU.
@@ -74,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A small language model decodes speculatively on captured graphs; its draft's prefill "
         "borrows the attention state that the target builds. The same prompts are decoded again "
-        "without sharing, without graphs, and without a draft, and all must give the same tokens."
+        "without sharing, without graphs, and without a draft, and all must give the same tokens. "
+        "The run without a draft is the reference for the tokens alone: it serves the requests one "
+        "after the other, where the others batch them, so its steps and times do not compare."
     )
     text = parser.add_argument_group("what to decode")
     text.add_argument(
@@ -102,7 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="K",
-        help=f"tokens that the draft proposes a step, 1 to {_MAX_DRAFT_TOKENS} (default: 3)",
+        help="tokens that the draft proposes for each request and step, "
+        f"1 to {_MAX_DRAFT_TOKENS} (default: 3)",
     )
     engine.add_argument(
         "--device",

@@ -127,7 +127,7 @@ def _compare(
         runs["graphs"] = bench.run("graphs", workload, feed)
     with screen.running("Without graphs ...", texts=False) as feed:
         runs["eager"] = bench.run("eager", workload, feed)
-    screen.say("Without graphs and without a draft ...")
+    screen.say("Without graphs and without a draft, one request after the other ...")
     runs["plain"] = bench.run_plain(workload)
     same = len({report.outputs for report in runs.values()}) == 1
     if options.json:
@@ -137,7 +137,7 @@ def _compare(
         facts["same_tokens"] = same
         _write_json(console, facts)
     else:
-        console.print(comparison(runs))
+        console.print(comparison(runs, bench.engine.max_num_reqs))
         console.print(same_tokens_shown(runs))
     return 0 if same else 1
 

@@ -237,25 +237,28 @@ def _read_rules(subject: Subject) -> None:
 
 
 def _check_device(subject: Subject) -> None:
-    """Refuse a device on which nothing lies: nothing would be looked at.
+    """Refuse a device on which nothing lies, and reject states of which nothing is looked at.
 
     Raises:
         ValueError: The states have tensors, all of them elsewhere.
     """
-    if any(captured.leaves for captured in subject.captured.values()):
-        return
-    tensors = [
-        value
-        for captured in subject.captured.values()
-        for _, value in walk(captured.state)
-        if isinstance(value, torch.Tensor)
-    ]
-    if tensors and not any(is_on(t.device, subject.device) for t in tensors):
+    tensors = {
+        key: [v for _, v in walk(captured.state) if isinstance(v, torch.Tensor)]
+        for key, captured in subject.captured.items()
+    }
+    every = [tensor for found in tensors.values() for tensor in found]
+    if every and not any(is_on(tensor.device, subject.device) for tensor in every):
         raise ValueError(
-            f"device: expected where the states lie, {tensors[0].device}, got {subject.device}"
+            f"device: expected where the states lie, {every[0].device}, got {subject.device}"
         )
-    if subject.captured:
-        subject.findings.fact(
-            "no-tensors",
-            f"no graph reads a tensor on {subject.device} of which anything is checked",
-        )
+    for key, found in tensors.items():
+        here = [tensor for tensor in found if is_on(tensor.device, subject.device)]
+        if here and not subject.captured[key].leaves:
+            subject.findings.reject(
+                "state",
+                "what a build for CAPTURE returns",
+                f"tensors on {subject.device} that graphs read",
+                f"{len(here)} with the rule any",
+                key=key,
+                remedy="Give the rule any to none that a kernel reads",
+            )

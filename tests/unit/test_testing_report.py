@@ -114,9 +114,17 @@ def test_a_state_without_tensors():
     report = check_owner(HostOnly(), KEYS, [0, 1])
     assert {each.check for each in report.rejections} == {"state"}
     assert report.rejections[0].keys == tuple(KEYS)
-    allowed = check_owner(HostOnly(), KEYS, [0, 1], allow="state")
-    assert allowed.ok
-    assert "no-tensors" in facts(allowed)
+    assert check_owner(HostOnly(), KEYS, [0, 1], allow="state").ok
+
+
+def test_a_state_of_which_no_graph_reads_a_tensor():
+    class Ignored(Honest):
+        host_values = {"*": "any"}
+
+    report = check_owner(Ignored(), KEYS, batches, bounds={"*.seq_lens": (1, 9)})
+    assert {each.check for each in report.rejections} == {"state"}
+    assert report.rejections[0].keys == tuple(KEYS)
+    assert "no tensor found" in report.not_checked["bounds"]
 
 
 def test_keys_of_any_kind():

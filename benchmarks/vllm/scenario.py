@@ -22,7 +22,8 @@ import torch
 
 from benchmarks._measure import machine
 from benchmarks.vllm import _engine, _faults, _models, _time
-from graphshare.adapters.vllm import sessions, statistics
+from graphshare.adapters.vllm import activate, sessions, statistics
+from graphshare.adapters.vllm.switch import Mode, mode_from
 
 
 def digest(value: Any) -> str:
@@ -155,10 +156,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--liveliness", type=float, default=0.35)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--unseen", action="store_true", help="a version that is known will do")
     parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
+    mode = mode_from(os.environ)
+    if options.unseen and mode is not Mode.OFF:
+        activate(mode, unseen=True)  # before vLLM loads the plug-in, which then has nothing to do
     result: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
     began = time.perf_counter()

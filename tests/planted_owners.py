@@ -177,6 +177,21 @@ class ReturnsArrays(Honest):
         return {"attn": dataclasses.replace(metadata, **arrays)}
 
 
+class ReturnsTheBuffer(Honest):
+    """The buffer, and not the view that ``write`` returned."""
+
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        return {**super().build(key, batch, phase), "slot_mapping": self.slot_mapping}
+
+
+class OnMeta(Honest):
+    """A tensor without contents beside those on the device."""
+
+    def build(self, key: Any, batch: Batch | None, phase: Phase) -> Any:
+        mask = torch.empty(MAX_REQS, device="meta")
+        return {"mask": mask, **super().build(key, batch, phase)}
+
+
 class OneObject(Honest):
     """A warmup's object serves the capture (vLLM PR 42444, 44253)."""
 
@@ -516,6 +531,8 @@ FAULTS: dict[type[Honest], str] = {
     ForgetsToReturn: "state",
     ForgetsToReturnBatches: "state",
     ReturnsArrays: "state",
+    ReturnsTheBuffer: "state",
+    OnMeta: "state",
     OneObject: "lazy",
     FirstBuildDiffers: "lazy",
     BatchShaped: "layout",

@@ -24,8 +24,9 @@ from graphshare.testing.checks import (
     synchronisation,
 )
 from graphshare.testing.memory import Watched
+from graphshare.testing.paths import matches
 from graphshare.testing.report import Rejection, Report
-from graphshare.testing.subject import Subject, matches
+from graphshare.testing.subject import Subject
 
 __all__ = ["OwnerDoesNotConform", "assert_owner_conforms", "check_owner"]
 

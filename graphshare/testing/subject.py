@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -16,22 +15,13 @@ from graphshare.state.nest import labelled, unroll
 from graphshare.state.nodes import is_on
 from graphshare.state.rules import RuleSet
 from graphshare.testing.memory import Leaf
+from graphshare.testing.paths import matches
 from graphshare.testing.report import Findings
+from graphshare.testing.returned import misreturned
 from graphshare.verification import _live_rows as live_rows_of
 from graphshare.verification import rows_by_size
 
-__all__ = ["Captured", "Deviation", "Rows", "Subject", "matches", "names"]
-
-
-def names(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern names a path."""
-    return any(fnmatchcase(path, each) or fnmatchcase("." + path, each) for each in patterns)
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern names a path, or a container around it."""
-    parts = path.split(".")
-    return any(names(".".join(parts[:n]), list(patterns)) for n in range(1, len(parts) + 1))
+__all__ = ["Captured", "Deviation", "Rows", "Subject"]
 
 
 class Rows(NamedTuple):
@@ -165,6 +155,8 @@ class Subject:
             # An owner may return one object each time, so its tensors are held too.
             self._alive.append((state, [tensor for _, tensor, _ in self._tensors(state)]))
         try:
+            if key not in self.captured and self._holds_what_it_must_not(state, key, index, phase):
+                return None
             self._look(state, key, index, phase)
         except (TypeError, ValueError) as error:  # no address, or no end of leaves
             self.findings.reject(
@@ -191,6 +183,23 @@ class Subject:
         elif phase is not Phase.WARMUP and not captured.checker.matches(state):
             self._compare(captured, state, key, index, phase)
 
+    def _holds_what_it_must_not(
+        self, state: Any, key: Hashable, index: int | None, phase: Phase
+    ) -> bool:
+        found = misreturned(state, self.device, self.rules)
+        if found is not None:
+            self.findings.reject(
+                "state",
+                f"{found.path or 'the state'} from a build for {phase.name}",
+                found.expected,
+                found.got,
+                key=key,
+                path=found.path,
+                batch=index,
+                remedy=found.remedy,
+            )
+        return found is not None
+
     def _reject_state(self, key: Hashable, index: int | None, phase: Phase, got: str) -> None:
         self.findings.reject(
             "state",
@@ -202,7 +211,8 @@ class Subject:
         )
 
     def _find_device(self, state: Any) -> None:
-        places = [value.device for _, value in walk(state) if isinstance(value, torch.Tensor)]
+        tensors = [value for _, value in walk(state) if isinstance(value, torch.Tensor)]
+        places = [tensor.device for tensor in tensors if not tensor.is_meta]
         if places:
             self.device = next((place for place in places if place.type != "cpu"), places[0])
             self.seeks_device = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -11,8 +13,12 @@ from tests.planted_owners import (
     FAULTS,
     KEYS,
     Declares,
+    ForgetsToReturn,
     Honest,
+    OnMeta,
     Reads,
+    ReturnsArrays,
+    ReturnsTheBuffer,
     batches,
     impossible,
     plan,
@@ -63,6 +69,28 @@ def test_a_forward_that_fails_on_what_a_warmup_gets():
         raise IndexError
 
     assert fails(check(Honest(), forward=forward)) == {"forward"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "got"),
+    [
+        (ReturnsTheBuffer, "slot_mapping", "the buffer 'slot_mapping' itself"),
+        (OnMeta, "mask", "a tensor on meta"),
+        (ForgetsToReturn, "", "None"),
+        (ReturnsArrays, "", "dict without any"),
+    ],
+)
+def test_what_is_no_state_is_named(owner, path, got):
+    found = check(owner()).rejections
+    assert {(each.path, each.got) for each in found} == {(path, got)}
+    assert all(each.keys == tuple(KEYS) for each in found)
+
+
+def test_what_no_kernel_reads_may_lie_anywhere():
+    class Declared(OnMeta):
+        host_values: ClassVar[dict[str, str]] = {**Honest.host_values, "mask": "any"}
+
+    assert check(Declared()).ok
 
 
 @pytest.mark.gpu

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from graphshare.state import walk
-from graphshare.testing.subject import Subject, matches, names
+from graphshare.testing.paths import matches, names
+from graphshare.testing.subject import Subject
 
 __all__ = ["bounds", "unused"]
 

@@ -7,15 +7,21 @@ fills them too.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+
+from graphshare.arguments import wrong_type
+from graphshare.device import device_of
+from graphshare.dtypes import holds, refusal_of, tensor_of
 
 __all__ = ["PersistentBuffer"]
 
 # Two staging areas let the host fill one while the device still reads the other.
 _STAGES = 2
+_UNCHANGED = "The buffer is as it was."
 
 
 class _Stage:
@@ -46,7 +52,9 @@ class PersistentBuffer:
         live_rows: Rows that the last write called live.
 
     Raises:
+        TypeError: For an argument of another type.
         ValueError: For a shape without a row, or a padding that the dtype cannot hold.
+        RuntimeError: The device is not there.
     """
 
     def __init__(
@@ -58,23 +66,29 @@ class PersistentBuffer:
         padding: float | Literal["last"],
         name: str = "buffer",
     ) -> None:
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"{name}: every size must be at least 1, got {sizes}")
+        if not isinstance(name, str):
+            raise wrong_type("PersistentBuffer: name", "a string", name)
+        sizes = _sizes(name, shape)
+        if not isinstance(dtype, torch.dtype):
+            raise wrong_type(
+                f"{name}: dtype",
+                "a torch.dtype",
+                dtype,
+                "Such as torch.int32, by position or name.",
+            )
+        place = device_of(f"{name}: device", device)
         if isinstance(padding, str):
             if padding != "last":
                 raise ValueError(f'{name}: padding must be a number or "last", got {padding!r}')
-            fill = 0
+            fill: float = 0
         else:
-            fill = padding
-            held = torch.tensor(padding, dtype=torch.float64).to(dtype).double().item()
-            if held != padding and not (held != held and padding != padding):
-                raise ValueError(f"{name}: {dtype} cannot hold the padding {padding}")
+            fill = self._number(name, "padding", dtype, padding)
         self.name = name
         self.padding = padding
         self.live_rows = 0
         self._fill = fill
-        self.tensor = torch.full(sizes, fill, dtype=dtype, device=device)
+        self.tensor = torch.full(sizes, fill, dtype=dtype, device=place)
+        self._dtype = dtype
         self._stages: list[_Stage] = []
         self._turn = 0
 
@@ -89,17 +103,25 @@ class PersistentBuffer:
 
         Args:
             values: ``[live, *shape[1:]]``, or narrower in the last dimension (the rest of each
-                row is padding too); a tensor on any device, or a sequence for a buffer of one
-                dimension. Cast to the buffer's dtype.
+                row is padding too); a tensor on any device, an array, or a sequence for a buffer
+                of one dimension. An integer buffer takes integers alone, whichever way they come,
+                and those in its range; integers of a wider dtype that lie on a device are not
+                looked at, since that would wait for the device: they wrap. A floating buffer
+                rounds.
             rows: The key's padded number of rows, at least ``live``.
 
         Returns:
             ``tensor[:rows]``: the same address for each call.
 
         Raises:
-            ValueError: When the values do not fit; the buffer is then unchanged.
+            TypeError: ``rows`` is no integer, or ``values`` hold no rows.
+            ValueError: When the values do not fit. The buffer is unchanged in either case.
         """
+        if type(rows) is not int:
+            rows = self._rows(values, rows)
         source = values if isinstance(values, torch.Tensor) else self._from_host(values)
+        if source.dtype is not self._dtype:
+            self._check_values(source)
         live = self._check(source, rows)
         view = self.tensor[:rows]
         if source.device.type == "cpu" and self.tensor.is_cuda:
@@ -119,39 +141,102 @@ class PersistentBuffer:
         """Set the first ``rows`` rows to one value, and return the view; for captures.
 
         Raises:
-            ValueError: When the buffer has fewer rows.
+            TypeError: ``value`` is no number, or ``rows`` no integer.
+            ValueError: When the buffer has fewer rows, or its dtype cannot hold the value.
         """
+        if type(rows) is not int:
+            rows = self._rows(value, rows)
+        self._number(self.name, "value", self._dtype, value)
         self._check_rows(rows)
         view = self.tensor[:rows]
         view.fill_(value)
         self.live_rows = rows
         return view
 
-    def _from_host(self, values: Sequence[int] | Sequence[float]) -> torch.Tensor:
+    @staticmethod
+    def _number(name: str, what: str, dtype: torch.dtype, number: Any) -> float:
         try:
-            return torch.tensor(values, dtype=self.tensor.dtype)
+            held = holds(dtype, number)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            held = False
+        if held:
+            return number
+        if not isinstance(number, (int, float)):
+            raise wrong_type(f"{name}: {what}", "a number", number)
+        raise ValueError(
+            f"{name}: {what}: expected what {dtype} can hold, got {number}. Choose another, or a "
+            "buffer of another dtype."
+        )
+
+    def _rows(self, values: object, rows: Any) -> int:
+        """Return rows that are an integer of another type (NumPy's), or refuse them."""
+        if not isinstance(rows, bool):
+            try:
+                return operator.index(rows)
+            except TypeError:
+                pass
+        swapped = isinstance(values, int) and not isinstance(values, bool)
+        raise wrong_type(
+            f"{self.name}: rows",
+            "an integer",
+            rows,
+            "The values come first, the rows second." if swapped else "",
+        )
+
+    def _from_host(self, values: Any) -> torch.Tensor:
+        if not hasattr(type(values), "__len__"):
+            raise wrong_type(
+                f"{self.name}: values", "a tensor, an array or a sequence of numbers", values
+            )
+        try:
+            return tensor_of(values, self._dtype)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ValueError(f"{self.name}: values are not {self.tensor.dtype}: {error}") from error
+            raise ValueError(
+                f"{self.name}: values: expected numbers that {self._dtype} holds, in one "
+                f"dimension, got others ({error}). {_UNCHANGED}"
+            ) from error
+
+    def _check_values(self, source: torch.Tensor) -> None:
+        wrong = refusal_of(source, self._dtype)
+        if wrong is not None:
+            raise ValueError(
+                f"{self.name}: values: expected what {self._dtype} holds, got {wrong}. "
+                f"{_UNCHANGED} Convert them where it is known that nothing is lost."
+            )
 
     def _check_rows(self, rows: int) -> None:
         if not 0 <= rows <= self.tensor.shape[0]:
             raise ValueError(
-                f"{self.name}: {rows} rows do not fit a buffer of {self.tensor.shape[0]}"
+                f"{self.name}: rows: expected at most the {self.tensor.shape[0]} of the buffer, "
+                f"got {rows}. {_UNCHANGED} Size the buffer for the largest key."
             )
 
     def _check(self, source: torch.Tensor, rows: int) -> int:
         self._check_rows(rows)
         target = self.tensor.shape
         if source.ndim != len(target) or source.shape[1:-1] != target[1:-1]:
-            raise ValueError(f"{self.name}: {tuple(source.shape)} into {tuple(target)}")
+            raise self._misshapen(source)
         if source.ndim > 1 and source.shape[-1] > target[-1]:
-            raise ValueError(f"{self.name}: {tuple(source.shape)} into {tuple(target)}")
+            raise self._misshapen(source)
         live = source.shape[0]
         if live > rows:
-            raise ValueError(f"{self.name}: {live} live rows, but the key has {rows}")
+            raise ValueError(
+                f"{self.name}: values: expected at most {rows} live rows, as many as the key has, "
+                f"got {live}. {_UNCHANGED} Dispatch this batch to a larger key, or run it eagerly."
+            )
         if live == 0 and rows > 0 and self.padding == "last":
-            raise ValueError(f"{self.name}: there is no last row to repeat")
+            raise ValueError(
+                f"{self.name}: values: expected at least one row, got none: there is no last row "
+                f"to repeat. {_UNCHANGED}"
+            )
         return live
+
+    def _misshapen(self, source: torch.Tensor) -> ValueError:
+        target = tuple(self.tensor.shape)
+        return ValueError(
+            f"{self.name}: values: expected a shape that fits {target}, only the last size "
+            f"narrower, got {tuple(source.shape)}. {_UNCHANGED}"
+        )
 
     def _pad(self, view: torch.Tensor, live: int) -> None:
         if live == view.shape[0]:
@@ -176,3 +261,16 @@ class PersistentBuffer:
     def _sent(self) -> None:
         if self._stages:
             self._stages[self._turn].copied.record(torch.cuda.current_stream(self.tensor.device))
+
+
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    given: Any = shape
+    try:
+        sizes = tuple(
+            operator.index(size) for size in ((given,) if hasattr(given, "__index__") else given)
+        )
+    except TypeError:
+        raise wrong_type(f"{name}: shape", "an integer, or several", shape) from None
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name}: shape: every size must be at least 1, got {sizes}")
+    return sizes

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from graphshare.arguments import check_call, wrong_type
 from graphshare.capture import readable
 from graphshare.entry import Entry, View, apply_views
-from graphshare.errors import CaptureError, LazyStateError
+from graphshare.errors import CaptureError
 from graphshare.freshness import OwnerBook, StateRecord
 from graphshare.lease import Staleness, Why
-from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
-from graphshare.state import HostLeaf, Layout, LayoutChecker, compare, device_tensors, layout_of
+from graphshare.returned import check_returned, check_view, lazy
+from graphshare.state import Layout, LayoutChecker, compare, layout_of
 
 if TYPE_CHECKING:
     from graphshare.core import PoolCore
@@ -86,15 +87,27 @@ class Capturing(Generic[_K]):
             AddressChangedError, BakedValueChangedError: A borrowed state is not laid out as its
                 lender's graphs baked it in.
             OwnershipError: A ``view`` returned memory that is not the lender's state.
+            CaptureError: What came back has no tensor on the pool's device, or one on ``meta`` or
+                on another accelerator.
+            TypeError, ValueError: The phase is neither of the two.
         """
         draft = self._draft(key, "state")
+        if not isinstance(phase, Phase):
+            raise wrong_type(
+                f"{self._pool.name}: state: phase", "Phase.WARMUP or Phase.CAPTURE", phase
+            )
         if phase is Phase.REPLAY:
-            raise ValueError(f"{self._pool.name}: a capture builds for WARMUP or CAPTURE")
+            raise ValueError(
+                f"{self._pool.name}: state: phase: expected Phase.WARMUP or Phase.CAPTURE, got "
+                f"{phase}. For a batch there is refresh, after the capture."
+            )
         self._look_at_warmup()
         fixed = self._fixed.setdefault(draft.record.serial, set())
         adopt = not draft.committed and fixed <= ({key} if phase is Phase.CAPTURE else set())
         state = draft.record.build(draft.owner_key, None, phase, self._pool.device, adopt=adopt)
         rules = getattr(draft.record.book.owner, "host_values", None)
+        if adopt:
+            self._check_returned(draft, state, rules, "build")
         if phase is Phase.WARMUP:
             draft.warm_state = state
             draft.warm_before = layout_of(state, self._pool.device, rules)
@@ -111,7 +124,8 @@ class Capturing(Generic[_K]):
             draft.warm_state = None
         seen = apply_views(draft.views, state)
         if draft.views:
-            self._check_view(draft, state, seen)
+            check_view(state, seen, self._pool.device, refuse=self._pool.refuse, key=draft.key)
+            self._check_returned(draft, seen, rules, "view")
             draft.view_checker = LayoutChecker(seen, self._pool.device, rules)
         return seen
 
@@ -139,14 +153,19 @@ class Capturing(Generic[_K]):
                 made, or a ``torch.cuda.CUDAGraph(keep_graph=True)``.
 
         Raises:
-            TypeError: ``launch`` cannot be called.
+            TypeError: ``launch``, ``release`` or ``forward`` cannot be called, or ``nbytes`` is no
+                integer.
             CaptureError: The state was not built for this key just before, or something has
                 written over it since.
         """
         draft = self._draft(key, "commit")
         self._look_at_warmup()
-        if not callable(launch):
-            raise TypeError(f"{self._pool.name}: launch must be callable, got {launch!r}")
+        where = f"{self._pool.name}: commit"
+        check_call(f"{where}: launch", launch, remedy="Pass graph.replay, without calling it.")
+        check_call(f"{where}: release", release, optional=True)
+        check_call(f"{where}: forward", forward, optional=True)
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int):
+            raise wrong_type(f"{where}: nbytes", "a number of bytes", nbytes)
         if not (draft.captured and draft.record.intact):
             raise self._pool.refuse.counted(
                 CaptureError(
@@ -200,6 +219,8 @@ class Capturing(Generic[_K]):
         try:
             if kind is None:
                 self._look_at_warmup()
+                if self._pool.closed:
+                    raise self._pool.refuse.closed("the end of a capture")
                 self._check_complete()
                 self._rebuild_all()
                 done = True
@@ -217,6 +238,8 @@ class Capturing(Generic[_K]):
 
     def _prepare(self, keys: Sequence[_K]) -> None:
         pool = self._pool
+        if pool.closed:
+            raise pool.refuse.closed("capture")
         holdings = pool.holdings
         holdings.check_keys(keys)
         held = [key for key in keys if holdings.holds(key)]
@@ -281,42 +304,23 @@ class Capturing(Generic[_K]):
         still = {each.path for each in compare(after, now)}
         initialised = sorted(left_behind - still)
         if initialised:
-            path = initialised[0]
-            raise self._pool.refuse.counted(
-                LazyStateError(
-                    f"{self._pool.name}: capture on a state that the warmup initialised at {path}",
-                    expected=f"what the warmup's build returned ({_shown(before, path)})",
-                    got=f"what its forward left behind ({_shown(after, path)})",
-                    key=draft.key,
-                    consequence="The forward would skip its initialisation, so the graph would "
-                    "not contain it",
-                    remedy="Return a new object, or reset it, in each build for Phase.CAPTURE",
-                    path=path,
-                )
-            )
+            raise lazy(self._pool.refuse, draft.key, initialised[0], before, after)
+
+    def _check_returned(self, draft: _Draft[_K], state: Any, rules: Any, by: str) -> None:
+        who = f"{draft.record.pool_name}'s build" if by == "build" else "the loan's view"
+        pool = self._pool
+        check_returned(state, pool.device, rules, refuse=pool.refuse, key=draft.key, by=who)
 
     def _check_layout(self, record: StateRecord, key: Hashable, state: Any) -> None:
         checker = record.checker
         if checker is None or checker.matches(state):
             return
-        differences = checker.differences(state)
+        differences = self._pool.differences(record, key, state, "capture")
         if differences:
             by = (record.pool_name, key)
             record.strayed(state, by, self._pool.device)
             record.spoil(Why(Staleness.BUILD_FAILED, by))
             raise self._pool.refuse.layout(key, differences, keys=record.keys, doing="capture")
-
-    def _check_view(self, draft: _Draft[_K], state: Any, seen: Any) -> None:
-        whole = MemoryRanges.of(device_tensors(state, self._pool.device))
-        part = MemoryRanges.of(device_tensors(seen, self._pool.device))
-        if not whole.contains(part):
-            raise self._pool.refuse.ownership(
-                "view returned a tensor outside the lender's state",
-                expected="the state's own tensors, or views of them",
-                got="other memory",
-                key=draft.key,
-                remedy="Select or slice in the view; never copy or compute",
-            )
 
     def _check_complete(self) -> None:
         missing = [draft.key for draft in self._drafts.values() if draft.entry is None]
@@ -341,7 +345,7 @@ class Capturing(Generic[_K]):
                 state = record.build(key, None, Phase.CAPTURE, self._pool.device, adopt=False)
                 checker = record.checker
                 if checker is not None and not checker.matches(state):
-                    differences = checker.differences(state)
+                    differences = self._pool.differences(record, key, state, "capture")
                     if differences:
                         record.strayed(state, (record.pool_name, key), self._pool.device)
                         moved.append((record, key, differences))
@@ -382,12 +386,3 @@ class Capturing(Generic[_K]):
             draft.entry = None  # a traceback may keep this object, but no outputs
         for record in self._own.values():
             record.abandon()
-
-
-def _shown(layout: Layout, path: str) -> str:
-    for leaf in layout.leaves:
-        if leaf.path == path:
-            return (
-                repr(leaf.value) if isinstance(leaf, HostLeaf) else f"a tensor at {leaf.address:#x}"
-            )
-    return "nothing"

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import torch
 
+from graphshare.arguments import check_call, check_flag, distinct_keys, wrong_type
 from graphshare.capture import CaptureBackend, make_backend
+from graphshare.device import device_of
 from graphshare.entry import Entry
 from graphshare.freshness import Ledger, OwnerBook, StateRecord, ledger_for
 from graphshare.holdings import Holdings, Source
 from graphshare.lease import PoolClock, Staleness, Why
 from graphshare.ordering import StreamOrder
-from graphshare.owner import AttentionSpec, StateOwner
+from graphshare.owner import AttentionSpec, StateOwner, check_build
 from graphshare.refusals import Refusals
-from graphshare.state import check_rules
+from graphshare.state import LayoutDifference, check_rules
 from graphshare.statistics import Tally
 
 if TYPE_CHECKING:
@@ -50,18 +52,24 @@ class PoolCore(Generic[K]):
         inspectable: bool,
         backend_options: Mapping[str, Any] | None,
     ) -> None:
+        if not isinstance(name, str):
+            raise wrong_type("GraphPool: name", "a string", name, "The owner goes by owner=....")
         if checks not in get_args(Checks):
             raise ValueError(f"{name}: checks must be one of {get_args(Checks)}, got {checks!r}")
         _at_least_one(name, "live_keys", live_keys)
         if replays_per_refresh is not None:
             _at_least_one(name, "replays_per_refresh", replays_per_refresh)
         if owner is not None:
-            if not callable(getattr(owner, "build", None)):
-                raise TypeError(f"{name}: the owner has no method build: {owner!r}")
+            check_build(f"{name}: owner", owner)
             check_rules(getattr(owner, "host_values", None))
+        if spec is not None and not isinstance(spec, AttentionSpec):
+            raise wrong_type(f"{name}: spec", "an AttentionSpec", spec)
+        for option, value in (("covers", covers), ("cost", cost), ("state_key", state_key)):
+            check_call(f"{name}: {option}", value, optional=True)
+        check_flag(f"{name}: inspectable", inspectable)
         self.name = name
         self.spec = spec
-        self.device = _device(device)
+        self.device = _device(name, device, backend)
         self.owner = owner
         self.live_keys = live_keys
         self.replays_per_refresh = replays_per_refresh
@@ -72,9 +80,10 @@ class PoolCore(Generic[K]):
                 self.device,
                 memory_pool=memory_pool,
                 inspectable=inspectable,
-                **dict(backend_options or {}),
+                **_backend_options(name, backend_options),
             )
         else:
+            _check_backend(name, backend, self.device, memory_pool, backend_options)
             self.backend = backend
         self.loan: Loan | None = None
         self.tally = Tally()
@@ -172,18 +181,23 @@ class PoolCore(Generic[K]):
     def lookup_error(self, key: K, doing: str) -> Exception:
         """Return the error for a key that is not here."""
         if self.closed:
-            return self.refuse.released(key, f"{self.name} is closed", doing=doing)
+            return self.refuse.closed(doing, key)
         return self.holdings.unknown(doing, [key])
 
-    def ordered(self, keys: Iterable[K]) -> list[K]:
-        """Return the keys once each, largest first."""
+    def ordered(self, keys: Iterable[K], doing: str = "capture") -> list[K]:
+        """Return the keys of a capture, largest first.
+
+        Raises:
+            ReleasedStateError: The pool is closed.
+            TypeError, ValueError: They are no distinct keys.
+        """
         if self.closed:
-            raise self.refuse.released(None, f"{self.name} is closed", doing="capture")
-        if self._cost is not None:
-            cost: Callable[[Any], Any] | None = self._cost
-        else:
-            cost = getattr(type(next(iter(keys := list(keys)), None)), "cost", None)
-        unique = list(dict.fromkeys(keys))
+            raise self.refuse.closed(doing)
+        unique = distinct_keys(f"{self.name}: {doing}: keys", keys)
+        cost: Callable[[Any], Any] | None = self._cost
+        kinds = {type(key) for key in unique}
+        if cost is None and len(kinds) == 1:
+            cost = getattr(kinds.pop(), "cost", None)
         # Largest first: memory that the largest needed serves the smaller ones.
         return unique if cost is None else sorted(unique, key=cost, reverse=True)
 
@@ -196,6 +210,21 @@ class PoolCore(Generic[K]):
                 "forward, or use capturing(keys, replace=True)"
             )
         return forward
+
+    def differences(
+        self, record: StateRecord, key: Hashable, state: Any, doing: str
+    ) -> list[LayoutDifference]:
+        """Return in what a rebuilt state differs from what its graphs bake in.
+
+        Raises:
+            AddressChangedError: It has a tensor without an address.
+        """
+        if record.checker is None:
+            return []
+        try:
+            return record.checker.differences(state)
+        except TypeError as error:
+            raise self.refuse.without_address(key, error, doing) from error
 
     def supersede(self, record: StateRecord, key: K) -> None:
         """Keep at most ``live_keys`` states fresh (rule 3)."""
@@ -255,11 +284,46 @@ def _at_least_one(name: str, option: str, value: Any) -> None:
         raise ValueError(f"{name}: {option} must be at least 1, got {value}")
 
 
-def _device(device: torch.device | str | None) -> torch.device:
+def _device(name: str, device: Any, backend: Any) -> torch.device:
+    if device is None and not isinstance(backend, str):
+        device = getattr(backend, "device", None)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        # Tensors name the device by number; an unnumbered one would compare unequal to all.
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    return device_of(f"{name}: device", device)
+
+
+_BACKEND_OPTIONS = ("capture_error_mode", "generators")
+
+
+def _backend_options(name: str, options: Any) -> dict[str, Any]:
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise wrong_type(f"{name}: backend_options", "a mapping", options)
+    unknown = [option for option in options if option not in _BACKEND_OPTIONS]
+    if unknown:
+        raise TypeError(
+            f"{name}: backend_options: expected some of {', '.join(_BACKEND_OPTIONS)}, got "
+            f"{unknown[0]!r}."
+        )
+    return dict(options)
+
+
+def _check_backend(
+    name: str, backend: Any, device: torch.device, memory_pool: Any, options: Any
+) -> None:
+    calls = [getattr(backend, each, None) for each in ("session", "warmup", "capture")]
+    if isinstance(backend, type) or not all(map(callable, calls)):
+        raise wrong_type(f"{name}: backend", '"auto", "cuda", "tape" or a capture backend', backend)
+    for option, value in (("memory_pool", memory_pool), ("backend_options", options)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: {option}: expected None beside a backend of your own, which would not "
+                "see it. Make the backend with it."
+            )
+    theirs = getattr(backend, "device", device)
+    if theirs != device:
+        raise ValueError(
+            f"{name}: device: expected that of the backend, {theirs}, got {device}. Its graphs "
+            "would not read this pool's states."
+        )

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from typing_extensions import Self, dataclass_transform, override
 
+from graphshare.arguments import listed
 from graphshare.plan_file import read_keys
 
 __all__ = ["BatchDescriptor", "Match", "anything", "bound", "capture_descriptors", "exact"]
@@ -391,8 +392,12 @@ def capture_descriptors(
         BatchDescriptor(num_tokens=3, num_reqs=1, uniform_query_len=3)
         BatchDescriptor(num_tokens=2, num_reqs=2)
     """
-    loras, ubatches = tuple(num_active_loras), tuple(num_ubatches)
-    lengths = {_integer("uniform_query_lens", length, 1) for length in uniform_query_lens}
+    loras = _several("num_active_loras", num_active_loras)
+    ubatches = _several("num_ubatches", num_ubatches)
+    lengths = {
+        _integer("uniform_query_lens", length, 1)
+        for length in _several("uniform_query_lens", uniform_query_lens)
+    }
     if plan is not None:
         if num_tokens is not None or max_num_reqs is not None or lengths:
             raise TypeError("capture_descriptors: expected a plan or sizes, got both")
@@ -402,7 +407,7 @@ def capture_descriptors(
         return sorted(planned, key=BatchDescriptor.cost, reverse=True)
     if num_tokens is None or max_num_reqs is None:
         raise TypeError("capture_descriptors: expected num_tokens and max_num_reqs, or a plan")
-    sizes = {_integer("num_tokens", size, 1) for size in num_tokens}
+    sizes = {_integer("num_tokens", size, 1) for size in _several("num_tokens", num_tokens)}
     most = _integer("max_num_reqs", max_num_reqs, 1)
     shapes = {(size, min(size, most), None) for size in sizes} | {
         (reqs * length, reqs, length)
@@ -417,6 +422,11 @@ def capture_descriptors(
         )
     }
     return sorted(keys, key=BatchDescriptor.cost, reverse=True)
+
+
+def _several(name: str, values: Any) -> tuple[Any, ...]:
+    remedy = f"Put a single one into a list: {name}=[{values}]." if values is not None else ""
+    return tuple(listed(f"capture_descriptors: {name}", values, "integers", remedy))
 
 
 def _from_plan(

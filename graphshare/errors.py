@@ -17,8 +17,10 @@
           ├── ProvenanceError
           └── RebindError
 
-Arguments that are wrong in themselves (a descriptor of -1 tokens, a misspelt option) raise
-``TypeError`` or ``ValueError`` as elsewhere in Python.
+What is wrong in a call itself, whatever the pool holds (a descriptor of -1 tokens, a misspelt
+option), raises ``TypeError``, ``ValueError`` or ``RuntimeError`` as elsewhere in Python, to be
+mended rather than caught. What depends on what a pool holds, or on what an owner, a view or a
+forward did, raises one of these, and an engine may catch it and run eagerly.
 """
 
 from __future__ import annotations
@@ -155,11 +157,15 @@ class AddressChangedError(GraphShareError):
         path: The leaf's path in the state.
         field: What differs: ``"address"``, ``"shape"``, ``"stride"``, ``"dtype"``, ``"device"``,
             or ``"presence"`` for a leaf that came or went.
+        fields: All that differs of this leaf.
+        paths: All leaves that differ.
         keys: Every captured key that is affected.
     """
 
     path: str = ""
     field: str = ""
+    fields: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     keys: tuple[Hashable, ...] = ()
 
 
@@ -169,10 +175,12 @@ class BakedValueChangedError(GraphShareError):
     Attributes:
         path: The leaf's path in the state.
         rule: ``"equal"`` or ``"at_most"``.
+        paths: All leaves that differ.
     """
 
     path: str = ""
     rule: str = "equal"
+    paths: tuple[str, ...] = ()
 
 
 class LazyStateError(GraphShareError):
@@ -216,7 +224,10 @@ class StateDifferenceError(GraphShareError):
 
 
 class CaptureError(GraphShareError):
-    """A forward did what a capture forbids, or failed; the pool is as before."""
+    """A forward did what a capture forbids, or failed, or the state is none that a graph can read.
+
+    The pool is as before.
+    """
 
 
 class ProvenanceError(GraphShareError):

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from graphshare.errors import CaptureError
 from graphshare.lease import NEVER, Lease, Staleness, Why, Writer
 from graphshare.memory import MemoryRanges
-from graphshare.owner import Phase
+from graphshare.owner import Phase, declared_tensors, name_build
 from graphshare.state import LayoutChecker, tensors_by_use
 from graphshare.statistics import Tally
 
@@ -138,16 +139,29 @@ class StateRecord:
             state: The state.
             device: Of the pool.
             check: Whether graphs are captured on it, so that later builds are to be compared.
+
+        Raises:
+            CaptureError: It has a tensor without an address.
         """
         owner = self.book.owner
         rules = getattr(owner, "host_values", None)
         before = self.leaves
-        self.checker = LayoutChecker(state, device, rules) if check else None
+        try:
+            self.checker = LayoutChecker(state, device, rules) if check else None
+            reads, leaves = tensors_by_use(state, device, rules)
+            self.reads = MemoryRanges.of(reads)
+            self.leaves = self.reads if len(reads) == len(leaves) else MemoryRanges.of(leaves)
+        except TypeError as error:
+            raise CaptureError(
+                f"{self.pool_name}: capture on what the owner's build returned",
+                expected="tensors with an address",
+                got=f"one without ({error})",
+                key=self.key,
+                consequence="A graph would have nothing to read it from",
+                remedy="Return the strided tensors that it is made of",
+            ) from error
         self.captured = self.state = state
-        reads, leaves = tensors_by_use(state, device, rules)
         self.tensors = reads
-        self.reads = MemoryRanges.of(reads)
-        self.leaves = self.reads if len(reads) == len(leaves) else MemoryRanges.of(leaves)
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self._memo.clear()
         self._forward_memo.clear()
@@ -162,7 +176,8 @@ class StateRecord:
         writes = getattr(self.book.owner, "writes", None)
         if writes is None:
             return False
-        ranges = MemoryRanges.of(tensor for tensor in writes(key) if tensor.device == device)
+        tensors = declared_tensors(self.pool_name, key, writes(key))
+        ranges = MemoryRanges.of(tensor for tensor in tensors if tensor.device == device)
         before = self._declared.get(key)
         if before is not None and before.contains(ranges):
             return False
@@ -259,6 +274,10 @@ class StateRecord:
 
         Returns:
             What the owner returned, not compared with anything.
+
+        Raises:
+            CaptureError: What the owner returned has a tensor without an address, or its
+                ``writes`` returned no tensors.
         """
         by = (self.pool_name, key)
         known = self.extent != self.serial and (
@@ -268,7 +287,8 @@ class StateRecord:
             self.begin(by, key)
         try:
             state = self.book.owner.build(key, batch, phase)
-        except BaseException:
+        except BaseException as error:
+            name_build(error, self.pool_name, key, phase)
             if not known:
                 # Nothing came back to look at, and an owner whose build failed may not answer:
                 # then all that it is known to own may have been written.
@@ -277,11 +297,16 @@ class StateRecord:
                 self.begin(by, key)
             raise
         self.tally.builds[phase.value] += 1
-        if adopt:
-            self.adopt(state, device, check=phase is not Phase.WARMUP)
-        else:
-            self.state = state
-        if self._declare(key, device) or adopt or not known:
+        try:
+            if adopt:
+                self.adopt(state, device, check=phase is not Phase.WARMUP)
+            else:
+                self.state = state
+            more = self._declare(key, device)
+        except BaseException:
+            self.begin(by, key)  # what came back is of no use, but the owner has written
+            raise
+        if more or adopt or not known:
             self.begin(by, key)  # what it wrote may be more than what was known before
         self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True

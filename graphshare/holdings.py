@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from graphshare.arguments import wrong_type
 from graphshare.dispatch import Dispatcher
 from graphshare.entry import Entry, View
 from graphshare.freshness import StateRecord
@@ -236,13 +237,24 @@ class Holdings(Generic[K]):
             self._by_state.setdefault(self.state_key(entry.key), entry)
         self.dispatcher = self._dispatcher_for(self.entries, carry=self.dispatcher)
 
-    def check_keys(self, keys: Iterable[K]) -> None:
+    def check_keys(self, keys: Sequence[K]) -> None:
         """Refuse, before a capture, keys that cannot be dispatched to beside the held ones.
 
         Raises:
-            TypeError: As :class:`Dispatcher` does, or a key is not hashable.
+            TypeError: As :class:`Dispatcher` does, or a ``state_key`` is not hashable.
         """
-        self._dispatcher_for((*self.entries, *keys))
+        for key in keys:
+            shared_by = self.state_key(key)
+            try:
+                hash(shared_by)
+            except TypeError as error:
+                raise wrong_type(
+                    f"{self.refuse.name}: state_key({key!r})", "what can be hashed", shared_by
+                ) from error
+        try:
+            self._dispatcher_for((*self.entries, *keys))
+        except TypeError as error:
+            raise TypeError(f"{self.refuse.name}: {error}") from error
 
     def _dispatcher_for(
         self, keys: Iterable[K], carry: Dispatcher[K] | None = None

@@ -12,7 +12,7 @@ from graphshare.holdings import Source
 from graphshare.owner import AttentionSpec
 from graphshare.refusals import Refusals
 
-__all__ = ["Loan", "lenders"]
+__all__ = ["Loan", "lenders", "lends_anything"]
 
 
 class Loan:
@@ -42,7 +42,7 @@ class Loan:
             ReleasedStateError: The lender was closed, or let that state go.
         """
         if self.producer.closed:
-            raise refuse.released(key, f"{self.producer.name} is closed", doing="capture")
+            raise refuse.closed("capture", key, pool=self.producer.name)
         entry = self.lender_entry(key)
         if entry is None:
             return None
@@ -70,6 +70,16 @@ class Loan:
         producer = self.producer
         wanted = missing[0] if self._key is None else self._key(missing[0])
         nearest = producer.holdings.dispatcher.nearest(wanted) if len(producer) else ()
+        remedy = (
+            f"Capture them in {producer.name} first, map them with share_states(key=...), or leave "
+            "them out with when=..."
+        )
+        if not lends_anything(producer):
+            remedy = (
+                f"{producer.name} has neither an owner nor a lender: were the pools given as "
+                "share_states(producer, consumer), in this order? If so, declare its own loan, and "
+                "capture there first"
+            )
         return refuse.counted(
             KeyMismatchError(
                 f"{refuse.name}: capture of keys that {producer.name} has no state for",
@@ -79,8 +89,7 @@ class Loan:
                 got=", ".join(map(repr, missing)),
                 key=missing[0] if len(missing) == 1 else None,
                 consequence="There is no state to borrow, and the graphs would run on nothing",
-                remedy=f"Capture them in {producer.name} first, map them with "
-                "share_states(key=...), or leave them out with when=...",
+                remedy=remedy,
                 missing=tuple(missing),
                 nearest=tuple(nearest),
             )
@@ -89,6 +98,11 @@ class Loan:
     def close(self) -> None:
         """Mark it ended."""
         self.closed = True
+
+
+def lends_anything(pool: PoolCore[Any]) -> bool:
+    """Whether a pool has states, or can come to have some as it stands."""
+    return bool(len(pool)) or pool.owner is not None or pool.loan is not None
 
 
 def lenders(pool: PoolCore[Any]) -> Iterator[PoolCore[Any]]:

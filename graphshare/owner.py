@@ -15,19 +15,32 @@ the optional attributes below are looked up by name and may be left out.
     after a build, never during a refresh. Default: every leaf of every key of this owner.
 
 ``live_rows(key, batch) -> Mapping[str, int]``
-    Path pattern to the number of leading rows that this batch uses; the rest is padding. Only
-    :meth:`graphshare.SharedStates.verify` asks.
+    Path pattern to the number of leading rows that this batch uses; the rest is padding. Nothing
+    that serves asks: :meth:`graphshare.SharedStates.verify` and
+    :func:`graphshare.testing.check_owner` do.
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["AttentionSpec", "Phase", "StateOwner"]
+from graphshare.arguments import shown
+from graphshare.errors import CaptureError
+
+__all__ = [
+    "AttentionSpec",
+    "Phase",
+    "StateOwner",
+    "check_build",
+    "declared_tensors",
+    "name_build",
+]
 
 
 class Phase(enum.Enum):
@@ -53,8 +66,10 @@ class StateOwner(Protocol):
             batch: Whatever the engine passes to :meth:`graphshare.GraphPool.refresh`; ``None``
                 unless ``phase`` is ``REPLAY``, and the contents are then the owner's choice, but
                 must be valid for the kernels (lengths of at least 1, pages that exist).
-            phase: Why it is called. A warmup and a capture should get separate host objects where
-                a kernel initialises them lazily.
+            phase: Why it is called. Tells a build for a batch from one without better than
+                ``batch`` does: an engine whose owner holds the batch may refresh with ``None``. A
+                warmup and a capture should get separate host objects where a kernel initialises
+                them lazily.
 
         Returns:
             An :class:`graphshare.AttentionState`, or any nest of tensors and host values. Tensors
@@ -110,3 +125,75 @@ class AttentionSpec:
             for name, mine, theirs in pairs
             if mine is not None and theirs is not None and mine != theirs
         )
+
+
+def check_build(what: str, owner: Any) -> None:
+    """Refuse an owner whose ``build`` cannot be called as :class:`StateOwner` says.
+
+    Args:
+        what: Which argument, with the pool's name.
+        owner: The owner.
+
+    Raises:
+        TypeError: It has no ``build``, or one of other parameters, or is a class.
+    """
+    build = getattr(owner, "build", None)
+    if not callable(build):
+        raise TypeError(f"{what}: expected an object with a method build, got {shown(owner)}.")
+    if isinstance(owner, type):
+        found = inspect.getattr_static(owner, "build")
+        if not isinstance(found, (classmethod, staticmethod)):
+            raise TypeError(
+                f"{what}: expected an owner, got {shown(owner)}. Make one: {owner.__name__}(...)."
+            )
+    try:
+        signature = inspect.signature(build)
+    except (TypeError, ValueError):  # an extension's; the first build tells
+        return
+    try:
+        signature.bind(None, None, Phase.WARMUP)
+    except TypeError:
+        name = getattr(owner, "__qualname__", type(owner).__qualname__)
+        raise TypeError(
+            f"{what}: expected a method build(key, batch, phase), got {name}.build{signature}. "
+            "It is called with these three, by position."
+        ) from None
+
+
+def name_build(error: BaseException, pool: str, key: Any, phase: Phase) -> None:
+    """Note on an exception of an owner which of its builds raised it.
+
+    Python 3.10 has no notes; there the exception passes as it is.
+    """
+    note = getattr(error, "add_note", None)
+    if note is not None:
+        note(f"graphshare: in the owner's build for {pool}, key {key!r}, {phase}")
+
+
+def declared_tensors(pool: str, key: Any, declared: Any) -> list[torch.Tensor]:
+    """Return what an owner's ``writes`` returned, as a list.
+
+    Args:
+        pool: The name of the pool that it was asked for.
+        key: For which it was asked.
+        declared: What it returned.
+
+    Raises:
+        CaptureError: It is no iterable of tensors.
+    """
+    wrong: Any = declared
+    if not isinstance(declared, torch.Tensor) and isinstance(declared, Iterable):  # not its rows
+        found: list[Any] = list(declared)
+        others = [each for each in found if not isinstance(each, torch.Tensor)]
+        if not others:
+            return found
+        wrong = others[0]
+    raise CaptureError(
+        f"{pool}: writes(key) of the owner",
+        expected="a list of tensors",
+        got=shown(wrong) if wrong is declared else f"one with {shown(wrong)} in it",
+        key=key,
+        consequence="What a build writes over would not be known",
+        remedy="Return the tensors that a build for this key may write; of a PersistentBuffer, "
+        "buffer.tensor",
+    )

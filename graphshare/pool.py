@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from graphshare.arguments import check_call, check_flag
 from graphshare.capture import CaptureBackend
 from graphshare.capturing import Capturing
 from graphshare.core import Checks, Forward
@@ -16,14 +17,16 @@ from graphshare.entry import BoundReplay
 from graphshare.holdings import States
 from graphshare.lease import Staleness, Why
 from graphshare.outputs import clone_outputs
-from graphshare.owner import AttentionSpec, Phase, StateOwner
-from graphshare.progress import Progress, reporting
+from graphshare.owner import AttentionSpec, Phase, StateOwner, name_build
+from graphshare.progress import Progress, check_progress, reporting
 from graphshare.provenance.pool import InspectedPool
 from graphshare.statistics import PoolStatistics
 
 __all__ = ["GraphPool"]
 
 K = TypeVar("K", bound=Hashable)
+
+_ORDER = "The keys come first, the forward second."
 
 
 class GraphPool(InspectedPool[K]):
@@ -56,6 +59,7 @@ class GraphPool(InspectedPool[K]):
 
     Raises:
         TypeError, ValueError: For arguments that are wrong in themselves.
+        RuntimeError: The device is not there.
     """
 
     def __init__(
@@ -124,6 +128,10 @@ class GraphPool(InspectedPool[K]):
         Args:
             shape: A descriptor, or whatever shape a foreign key type's ``covers`` takes.
             fields: For descriptors, the batch as plain integers: ``num_tokens=13, num_reqs=4``.
+
+        Raises:
+            TypeError, ValueError: No batch has this shape, or the keys take another one.
+            ReleasedStateError: The pool is closed; ``None`` would mean to run eagerly.
         """
         # After the first capture an instance carries a function made for its keys in its place.
         return self.holdings.dispatcher.dispatch(shape, **fields)
@@ -135,7 +143,9 @@ class GraphPool(InspectedPool[K]):
 
         Args:
             key: A captured key whose state this pool owns.
-            batch: Passed on to the owner.
+            batch: Passed on to the owner as it is. ``None`` is for owners that hold the batch
+                themselves: one that takes it for a capture and fills in dummies has its state
+                called fresh with those, so it should go by the phase.
 
         Raises:
             KeyMismatchError: The key is not captured.
@@ -159,17 +169,19 @@ class GraphPool(InspectedPool[K]):
         record.overwrite(by, key)
         try:
             state = record.book.owner.build(key, batch, Phase.REPLAY)
-        except BaseException:
+        except BaseException as error:
             record.spoil(Why(Staleness.BUILD_FAILED, by))
+            name_build(error, self.name, key, Phase.REPLAY)
             raise
         tally = self.tally
         tally.builds["replay"] += 1
         checker = record.checker
         if record.wants_check and checker is not None and not checker.matches(state):
-            differences = checker.differences(state)
+            # Before the look, which may raise: the owner has written.
+            record.spoil(Why(Staleness.BUILD_FAILED, by))
+            differences = self.differences(record, key, state, "refresh")
             if differences:
                 record.strayed(state, by, self.device)
-                record.spoil(Why(Staleness.BUILD_FAILED, by))
                 raise self.refuse.layout(key, differences, keys=record.keys)
         record.state = state
         if record.order is not None:
@@ -237,7 +249,7 @@ class GraphPool(InspectedPool[K]):
         """Warm up and capture ``forward`` for each key, largest first; all of them or none.
 
         Args:
-            keys: Keys that are not captured yet.
+            keys: Keys that are not captured yet, each once; none is fine, and does nothing.
             forward: ``forward(key, state)``, returns tensors or any nest of them.
             writes_state: Whether it writes into its state.
             progress: ``True`` for a bar, or a callable; by default a bar on a terminal.
@@ -246,9 +258,16 @@ class GraphPool(InspectedPool[K]):
             KeyMismatchError: A key has no state at the lender.
             OwnershipError: A key is not borrowed and the pool has no owner.
             LazyStateError, AddressChangedError, BakedValueChangedError: See the guide on capture.
-            CaptureError: A key is held already; or the forward failed, or did what is forbidden.
+            CaptureError: A key is held already; or the forward failed, or did what is forbidden;
+                or the owner returned no tensor on the pool's device, or one that no graph can read.
+            ReleasedStateError: The pool is closed, or what it borrows was released.
+            TypeError, ValueError: For arguments that are wrong in themselves: a key given twice,
+                an iterator that was used up before.
         """
         ordered = self.ordered(keys)
+        check_call(f"{self.name}: capture: forward", forward, remedy=_ORDER)
+        check_flag(f"{self.name}: capture: writes_state", writes_state)
+        check_progress(f"{self.name}: capture: progress", progress)
         forwards = dict.fromkeys(ordered, forward)
         writers = set(ordered) if writes_state else set[K]()
         self._capture(ordered, forwards, writers, replace=False, progress=progress)
@@ -271,9 +290,12 @@ class GraphPool(InspectedPool[K]):
 
         Raises:
             KeyMismatchError: A key is not captured.
-            ValueError: A key was captured by the engine itself, and no forward is given.
+            TypeError, ValueError: For arguments that are wrong in themselves; or a key was
+                captured by the engine itself, and no forward is given.
         """
-        ordered = self.ordered(self._entries if keys is None else keys)
+        ordered = self.ordered(self._entries if keys is None else keys, "recapture")
+        check_call(f"{self.name}: recapture: forward", forward, optional=True, remedy=_ORDER)
+        check_progress(f"{self.name}: recapture: progress", progress)
         missing = [key for key in ordered if key not in self._entries]
         if missing:
             raise self.holdings.unknown("recapture", missing)
@@ -294,7 +316,9 @@ class GraphPool(InspectedPool[K]):
         Raises:
             As :meth:`capture` does.
         """
-        ordered = self.ordered(keys)
+        ordered = self.ordered(keys, "capturing")
+        check_flag(f"{self.name}: capturing: writes_state", writes_state)
+        check_flag(f"{self.name}: capturing: replace", replace)
         writers = set(ordered) if writes_state else set[K]()
         return Capturing(self, ordered, writers=writers, replace=replace)
 
@@ -351,7 +375,11 @@ class GraphPool(InspectedPool[K]):
         self.keys_changed()
 
     def close(self) -> None:
-        """Release everything and end the pool's own loan; may be called again."""
+        """Release everything and end the pool's own loan; may be called again.
+
+        Every later call that needs a graph or a state raises ``ReleasedStateError``, and so does
+        ``dispatch``.
+        """
         if self.closed:
             return
         self.release()
@@ -359,7 +387,8 @@ class GraphPool(InspectedPool[K]):
             self.loan.close()
             self.loan = None  # it holds the lender
         self.holdings.named.clear()
-        self.closed = True
+        self.closed = self.refuse.ended = True
+        self.dispatch = self.refuse.after_close
 
     def statistics(self) -> PoolStatistics:
         """Return a snapshot of what the pool counts."""

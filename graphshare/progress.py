@@ -8,10 +8,22 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Progress", "reporting"]
+from graphshare.arguments import wrong_type
+
+__all__ = ["Progress", "check_progress", "reporting"]
 
 Progress = Callable[[int, int, str], object]
 """Called as ``progress(done, total, what)``."""
+
+
+def check_progress(what: str, progress: object) -> None:
+    """Refuse what is neither a switch nor a callable.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise wrong_type(what, "True, False, None or a callable", progress)
 
 
 @contextmanager

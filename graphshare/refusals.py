@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from graphshare.errors import (
     AddressChangedError,
@@ -19,6 +19,7 @@ from graphshare.errors import (
 )
 from graphshare.lease import Staleness, Why
 from graphshare.state import LayoutDifference
+from graphshare.unlike import unlike
 
 __all__ = ["Refusals"]
 
@@ -46,13 +47,19 @@ class Refusals:
     """Makes the errors of one pool, and counts them by kind.
 
     Holds no reference to the pool, so that bound replays may keep it.
+
+    Attributes:
+        name: The pool's.
+        counts: Refusals by the name of their class.
+        ended: Whether the pool is closed.
     """
 
-    __slots__ = ("counts", "name")
+    __slots__ = ("counts", "ended", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.counts: Counter[str] = Counter()
+        self.ended = False
 
     def counted(self, error: _Error) -> _Error:
         """Count an error that is about to be raised, and return it."""
@@ -103,6 +110,20 @@ class Refusals:
         self, doing: str, missing: Sequence[Hashable], nearest: Sequence[Hashable]
     ) -> KeyMismatchError:
         """Keys that are not captured in this pool."""
+        if self.ended:
+            return self.counted(
+                KeyMismatchError(
+                    f"{self.name}: {doing} of a closed pool",
+                    expected="a pool that is open",
+                    got="one that holds no key any more",
+                    key=missing[0] if len(missing) == 1 else None,
+                    consequence="Its graphs and states were let go",
+                    remedy="Make a new pool and capture there",
+                    missing=tuple(missing),
+                )
+            )
+        if list(missing) == [None]:
+            return self._no_key(doing)
         listed = ", ".join(map(repr, missing))
         near = ", ".join(map(repr, nearest)) or "no key at all"
         return self.counted(
@@ -118,14 +139,31 @@ class Refusals:
             )
         )
 
-    def not_fresh(self, key: Hashable, why: Why) -> StaleStateError | ReleasedStateError:
-        """A replay on a state that is not fresh for this key."""
+    def _no_key(self, doing: str) -> KeyMismatchError:
+        """``None`` in the place of a key."""
+        return self.counted(
+            KeyMismatchError(
+                f"{self.name}: {doing} without a key",
+                expected="a captured key",
+                got="None, which dispatch returns where no captured key covers the batch, and "
+                "live_key where nothing is live",
+                consequence="There is no graph to run",
+                remedy="After dispatch, run the batch eagerly, or capture a key that covers it. "
+                "After live_key, refresh the lender's pool first",
+                missing=(None,),
+            )
+        )
+
+    def not_fresh(
+        self, key: Hashable, why: Why, *, doing: str = "replay"
+    ) -> StaleStateError | ReleasedStateError:
+        """A replay on a state that is not fresh for this key, or another use of it."""
         if why.rule is Staleness.RELEASED:
-            return self.released(key, "its state was released", by=why)
+            return self.released(key, "its state was released", by=why, doing=doing)
         by = f" by {why.by[0]} for key {why.by[1]}" if why.by else ""
         return self.counted(
             StaleStateError(
-                f"{self.name}: replay on a stale state",
+                f"{self.name}: {doing} on a stale state",
                 expected="a state that is fresh for this key",
                 got=f"one that is not: {why.rule.value}{by}",
                 key=key,
@@ -149,6 +187,40 @@ class Refusals:
                 key=key,
                 consequence="The graph would read memory that may belong to someone else by now",
                 remedy="Capture the key anew, the lender's first",
+            )
+        )
+
+    def closed(
+        self, doing: str, key: Hashable = None, *, pool: str | None = None
+    ) -> ReleasedStateError:
+        """A call of a pool that is closed, this one unless another is named."""
+        return self.counted(
+            ReleasedStateError(
+                f"{self.name}: {doing} after a close",
+                expected="a pool that is open",
+                got=f"{pool or self.name} is closed",
+                key=key,
+                consequence="It holds no graphs and no states any more",
+                remedy="Make a new pool and capture there",
+            )
+        )
+
+    def after_close(self, *_: object, **__: object) -> NoReturn:
+        """Take the place of a closed pool's ``dispatch``: ``None`` would mean to run eagerly."""
+        raise self.closed("dispatch")
+
+    def without_address(self, key: Hashable, error: TypeError, doing: str) -> AddressChangedError:
+        """A rebuilt state with a tensor that no graph can read."""
+        return self.counted(
+            AddressChangedError(
+                f"{self.name}: {doing}: a tensor of the state has no address any more",
+                expected="the tensors that the graphs baked in",
+                got=str(error),
+                key=key,
+                consequence="The graphs read the old memory, which no build fills any more",
+                remedy="Build in place into persistent buffers",
+                field="presence",
+                keys=(key,),
             )
         )
 
@@ -176,38 +248,4 @@ class Refusals:
         doing: str = "refresh",
     ) -> AddressChangedError | BakedValueChangedError:
         """A rebuilt state that is not laid out as the graphs baked it in."""
-        moved = [each for each in differences if each.field not in ("value", "type")]
-        first = (moved or list(differences))[0]
-        more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
-        named = tuple(keys) or (key,)
-        path = first.path or "(the state itself)"
-        if moved:
-            return self.counted(
-                AddressChangedError(
-                    f"{self.name}: {doing}: {first.field} of {path}{more} changed",
-                    expected=first.expected,
-                    got=first.got,
-                    key=key,
-                    consequence="The graphs of "
-                    + ", ".join(map(repr, named))
-                    + " read the old memory, which no build fills any more",
-                    remedy="Build in place into persistent buffers, sized for the largest key "
-                    "before the first capture, or recapture these keys",
-                    path=first.path,
-                    field=first.field,
-                    keys=named,
-                )
-            )
-        return self.counted(
-            BakedValueChangedError(
-                f"{self.name}: {doing}: host value {path}{more} breaks its rule {first.rule!r}",
-                expected=first.expected,
-                got=first.got,
-                key=key,
-                consequence="The graph was captured with the old value and launches with it",
-                remedy="Make it part of the key, capture it at capacity with the rule 'at_most', "
-                "or declare 'any' if no kernel depends on it",
-                path=first.path,
-                rule=first.rule,
-            )
-        )
+        return self.counted(unlike(self.name, key, differences, keys=keys, doing=doing))

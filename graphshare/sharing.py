@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from graphshare.arguments import check_call, check_flag, wrong_type
 from graphshare.entry import View
 from graphshare.errors import StateDifferenceError
 from graphshare.lease import Staleness, Why
-from graphshare.loan import Loan, lenders
+from graphshare.loan import Loan, lenders, lends_anything
 from graphshare.pool import GraphPool
 from graphshare.verification import build_own, first_differences, snapshot
 
@@ -90,7 +91,7 @@ class SharedStates(Generic[P, C]):
         if key is None:
             lease = consumer.holdings.lease_on(self.producer.clock.latest)
             cause = Why(Staleness.NEVER_REFRESHED) if lease is None else lease.cause
-            raise consumer.refuse.not_fresh(None, cause)
+            raise consumer.refuse.not_fresh(None, cause, doing="verify")
         entry = consumer.holdings.entries[key]
         rules = {
             **(getattr(owner, "host_values", None) or {}),
@@ -208,17 +209,39 @@ def share_states(
             cycle, or the pools are on two devices.
         SpecMismatchError: The specs differ in a field that the kernel bakes in.
         ReleasedStateError: One of the pools is closed.
+        TypeError: What is given is no pool, or cannot be called.
     """
+    for role, given in (("producer", producer), ("consumer", consumer)):
+        if not isinstance(given, GraphPool):
+            raise wrong_type(f"share_states: {role}", "a GraphPool", given)
+    for option, call in (("key", key), ("view", view), ("when", when)):
+        check_call(f"share_states: {option}", call, optional=True)
+    check_flag("share_states: adopt", adopt)
     refuse = consumer.refuse
     for pool in (producer, consumer):
         if pool.closed:
-            raise refuse.released(None, f"{pool.name} is closed", doing="share_states")
+            raise refuse.closed("share_states", pool=pool.name)
+    if producer is consumer:
+        raise refuse.ownership(
+            "a loan of a pool to itself",
+            expected="two pools",
+            got=f"{producer.name} twice",
+            remedy="A pool replays on its own states without a loan",
+        )
     if consumer.loan is not None:
         raise refuse.ownership(
             "a second producer",
             expected="one lender",
             got=f"{producer.name} beside {consumer.loan.producer.name}",
             remedy="Close the first loan, or use one pool for each lender",
+        )
+    if consumer.owner is not None and not lends_anything(producer):
+        raise refuse.ownership(
+            f"share_states with nothing to borrow from {producer.name}",
+            expected="a producer with an owner, or with a lender of its own",
+            got=f"{producer.name}, which has neither, for {consumer.name}, which has an owner",
+            remedy="Give the pools as share_states(producer, consumer), in this order; if "
+            f"{producer.name} is to lend on what it borrows, declare its own loan first",
         )
     held = [each for each in consumer.holdings.entries if consumer.holdings.holds(each)]
     if held and not adopt:

@@ -12,6 +12,14 @@ def forward_raised(during: str, error: Exception) -> CaptureError:
     return CaptureError(
         f"{during}: the forward raised {type(error).__name__}: {error}",
         consequence="Nothing was captured, and what was captured before is as it was",
+        remedy="See its own exception, the cause of this one. "
+        + (
+            "A warmup runs forward(key, state) eagerly, on the state that the owner built for the "
+            "key: call it so by hand"
+            if during == "warmup"
+            else "Keep out of the forward what needs the host: item(), tolist(), shapes that "
+            "depend on data"
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphshare.arguments import listed, wrong_type
 from graphshare.memory import MemoryRanges, address_of, plain_tensors
 
 __all__ = ["MAX_ALIGNMENT", "Moves", "SplitError", "moves_of"]
@@ -178,11 +179,24 @@ class Moves:
 def moves_of(
     moves: Mapping[torch.Tensor, torch.Tensor] | Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> Moves:
-    """Make :class:`Moves` of a mapping, or of pairs."""
-    if isinstance(moves, Mapping):
-        pairs: Any = moves.items()
-        return Moves(pairs)
-    return Moves(moves)
+    """Make :class:`Moves` of a mapping, or of pairs.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: As :class:`Moves` does.
+    """
+    given: Any = moves
+    if isinstance(given, torch.Tensor):  # iterable, by rows
+        raise wrong_type(
+            "rebind: moves", "{old: new}, or pairs", given, "Write rebind({old: new})."
+        )
+    pairs = listed("rebind: moves", given.items() if isinstance(given, Mapping) else given, "pairs")
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise wrong_type(
+                "rebind: moves", "{old: new}, or pairs", pair, "Each is (old, new), two tensors."
+            )
+    return Moves(pairs)
 
 
 def _extent(tensor: torch.Tensor) -> int:

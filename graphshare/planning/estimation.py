@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from graphshare.arguments import check_call, check_flag, wrong_type
 from graphshare.capture import CaptureBackend, CapturedGraph, CudaBackend, TapeBackend
 from graphshare.owner import Phase
 from graphshare.pool import GraphPool
@@ -85,11 +86,16 @@ def estimate(
         grown already grows less.
 
     Raises:
-        ValueError: No keys.
-        TypeError: The pool has a capture backend of the caller's own.
+        ValueError: No keys, or a key twice.
+        TypeError: An argument is of another type, or the pool has a capture backend of the
+            caller's own.
         GraphShareError: What :meth:`graphshare.GraphPool.capture` would raise.
     """
-    ordered = pool.ordered(keys)
+    if not isinstance(pool, GraphPool):
+        raise wrong_type("estimate: pool", "a GraphPool", pool)
+    ordered = pool.ordered(keys, "estimate")
+    check_call(f"{pool.name}: estimate: forward", forward)
+    check_flag(f"{pool.name}: estimate: writes_state", writes_state)
     if not ordered:
         raise ValueError(f"{pool.name}: estimate: expected at least one key, got none")
     backend = _apart(pool)

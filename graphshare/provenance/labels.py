@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from graphshare.arguments import wrong_type
 from graphshare.capture.moves import Moves
 from graphshare.provenance.places import Place, Use, named_tensors, place_of
+from graphshare.state.nest import children
 from graphshare.state.nodes import is_on
 
 __all__ = ["Named", "labels", "moved_labels", "named_places"]
@@ -29,9 +31,15 @@ def labels(
         buffers: The same.
 
     Raises:
-        TypeError: A bare tensor, without a name.
+        TypeError: A bare tensor, without a name, or a value that holds none.
     """
     given = ((Use.INPUT, inputs), (Use.OUTPUT, outputs), (Use.WEIGHT, weights))
+    for use, named in (*given, (Use.BUFFER, buffers)):
+        leaf = named is not None and children(named) is None
+        if leaf and not isinstance(named, (torch.Tensor, torch.nn.Module)):
+            raise wrong_type(
+                f"{use.value}s", "{name: tensor}, a nest of tensors or a module", named
+            )
     return {
         (use, name): tensor
         for use, named in (*given, (Use.BUFFER, buffers))

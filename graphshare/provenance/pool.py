@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from graphshare.arguments import check_flag, listed, wrong_type
 from graphshare.capture.moves import moves_of
 from graphshare.core import PoolCore
 from graphshare.errors import GraphShareError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["InspectedPool"]
 
 K = TypeVar("K", bound=Hashable)
+
+_PAIRS = "Tensors go in pairs: rebind({old: new})."
 
 
 class InspectedPool(PoolCore[K]):
@@ -49,10 +52,13 @@ class InspectedPool(PoolCore[K]):
             buffers: The same, for all else: caches, workspaces.
 
         Raises:
-            TypeError: A bare tensor, without a name.
+            TypeError: A bare tensor, without a name, or what holds no tensors.
+            ReleasedStateError: The pool is closed.
         """
         from graphshare.provenance.labels import labels
 
+        if self.closed:
+            raise self.refuse.closed("label")
         self.holdings.named.update(
             labels(inputs=inputs, outputs=outputs, weights=weights, buffers=buffers)
         )
@@ -81,6 +87,7 @@ class InspectedPool(PoolCore[K]):
         Raises:
             KeyMismatchError: The key is not captured.
             ProvenanceError: Its graph cannot be read; says what to do.
+            TypeError: What is named is a bare tensor, or holds none.
             ValueError: ``confirm``, and the key was captured by the engine itself.
             CaptureError: ``confirm``, and the forward failed.
         """
@@ -142,5 +149,18 @@ class InspectedPool(PoolCore[K]):
 
         if self._capturing:
             raise RuntimeError(f"{self.name}: rebind during a capture of this pool")
-        pools = (self, *also)
-        return rebind(pools, moves_of(moves), keys=keys, unused_ok=unused_ok)
+        where = f"{self.name}: rebind"
+        pools: list[Any] = [
+            self,
+            *listed(f"{where}: also", also, "pools", "Name a pool in a list."),
+        ]
+        for pool in pools:
+            if not isinstance(pool, PoolCore):
+                raise wrong_type(f"{where}: also", "pools", pool)
+        check_flag(f"{where}: unused_ok", unused_ok)
+        if isinstance(keys, torch.Tensor):
+            raise wrong_type(f"{where}: keys", "keys of this pool", keys, _PAIRS)
+        given = moves_of(moves)
+        if keys is not None:
+            keys = listed(f"{where}: keys", keys, "keys", "Put a single key into a list.")
+        return rebind(pools, given, keys=keys, unused_ok=unused_ok)

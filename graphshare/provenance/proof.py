@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+from graphshare.arguments import listed
 from graphshare.capture.reading import GraphReading
 from graphshare.core import PoolCore
 from graphshare.entry import Entry
-from graphshare.errors import ProvenanceError
+from graphshare.errors import KeyMismatchError, ProvenanceError
 from graphshare.freshness import StateRecord
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
@@ -44,10 +45,14 @@ def prove(
         ProvenanceError: A graph cannot be read, or it does not read what it should.
     """
     refuse = consumer.refuse
-    chosen = list(lent) if keys is None else list(keys)
+    chosen = list(lent)
+    if keys is not None:
+        chosen = listed(
+            f"{refuse.name}: prove: keys", keys, "keys", "Put a single key into a list."
+        )
     missing = [key for key in chosen if key not in lent]
     if missing or not chosen:
-        raise refuse.unknown_key("prove", missing or ["no key is borrowed"], tuple(lent)[:3])
+        raise _nothing_to_prove(consumer, lent, missing)
     reports: dict[Hashable, Provenance] = {}
     for key in chosen:
         entry, lender = consumer.lookup(key, "prove"), lent[key]
@@ -67,6 +72,26 @@ def prove(
             own = _own_memory(consumer, entry, build=build)
             _check_own(refuse, entry, report, own)
     return reports
+
+
+def _nothing_to_prove(
+    consumer: PoolCore[Any], lent: dict[Hashable, Entry[Any]], missing: list[Hashable]
+) -> KeyMismatchError:
+    near = ", ".join(map(repr, tuple(lent)[:3])) or "none is"
+    held = [key for key in missing if key in consumer.holdings.entries]
+    got = ", ".join(map(repr, missing)) or "no key at all"
+    return consumer.refuse.counted(
+        KeyMismatchError(
+            f"{consumer.name}: prove of keys that are not borrowed",
+            expected=f"keys that are captured on the loan ({near})",
+            got=got + (", captured on states of the pool's own" if held else ""),
+            key=missing[0] if len(missing) == 1 else None,
+            consequence="There is nothing to compare with, so nothing would be proven",
+            remedy="Leave it out" if held else "Capture it on the loan first",
+            missing=tuple(missing),
+            nearest=tuple(lent)[:3],
+        )
+    )
 
 
 def _check_borrowed(

@@ -141,7 +141,7 @@ def _rebind(
 def _check_moves(pools: Sequence[PoolCore[Any]], moves: Moves, refuse: Refusals) -> None:
     for pool in pools:
         if pool.closed:
-            raise refuse.released(None, f"{pool.name} is closed", doing="rebind")
+            raise refuse.closed("rebind", pool=pool.name)
         if pool.device != pools[0].device:
             raise refuse.ownership(
                 "rebind across devices",

@@ -15,7 +15,7 @@ from graphshare.memory import plain_tensors
 from graphshare.state.checker import LayoutChecker
 from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
-from graphshare.state.nest import each_once, labelled, unroll, walk
+from graphshare.state.nest import each_once, labelled, unroll, walk, walk_rules
 from graphshare.state.nodes import is_on
 from graphshare.state.replacing import with_tensors
 from graphshare.state.rules import Rule, RuleSet, check_rules
@@ -34,6 +34,7 @@ __all__ = [
     "layout_of",
     "tensors_by_use",
     "walk",
+    "walk_rules",
     "with_tensors",
 ]
 

@@ -7,7 +7,7 @@ import os
 import struct
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +15,18 @@ import torch
 
 from graphshare.state.rules import RuleSet
 
-__all__ = ["Kind", "Shape", "Step", "children", "each_once", "label", "shape_of", "unroll", "walk"]
+__all__ = [
+    "Kind",
+    "Shape",
+    "Step",
+    "children",
+    "each_once",
+    "label",
+    "shape_of",
+    "unroll",
+    "walk",
+    "walk_rules",
+]
 
 MAX_LEAVES = 1 << 20
 """Most leaves, counted once for each path, that a state may have."""
@@ -295,6 +306,21 @@ def labelled(value: Any) -> Iterable[tuple[str, Any]] | None:
     if found is None:
         return None
     return [(label(cls, step), item) for step, item in found]
+
+
+def walk_rules(
+    state: Any, rules: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Any, str]]:
+    """As :func:`walk`, with the rule for each leaf.
+
+    Args:
+        state: Any nest.
+        rules: Path pattern to rule, as ``StateOwner.host_values``.
+
+    Raises:
+        ValueError: A rule is unknown, or there are more than a million leaves.
+    """
+    return unroll(state, labelled, RuleSet(rules))
 
 
 def walk(state: Any) -> Iterator[tuple[str, Any]]:

@@ -151,7 +151,7 @@ MUTATIONS = (
     Mutation(
         "any-view-accepted",
         "a view returns the state's own tensors",
-        "capturing.py",
+        "returned.py",
         "if not whole.contains(part):",
         "if False:",
         ("tests/unit/test_borrowing.py::test_a_view_that_leaves_the_state_is_refused",),

@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         "values-taken-for-addresses",
         "a host value that breaks its rule is a BakedValueChangedError",
-        "refusals.py",
+        "unlike.py",
         'if each.field not in ("value", "type")]',
         "]",
         ("tests/contract/incidents/test_incident_frozen_values.py::test_host_value_frozen",),
@@ -72,9 +72,9 @@ MUTATIONS = (
     Mutation(
         "addresses-taken-for-values",
         "a tensor elsewhere is an AddressChangedError",
-        "refusals.py",
-        "        if moved:\n",
-        "        if False:\n",
+        "unlike.py",
+        "    if moved:\n",
+        "    if False:\n",
         ("tests/contract/incidents/test_incident_moved_memory.py::test_fresh_tensors_in_metadata",),
     ),
     Mutation(

@@ -276,7 +276,7 @@ MUTATIONS = (
         "verify-a-stale-state",
         "verify needs a state that is fresh for the consumer",
         "sharing.py",
-        "            raise consumer.refuse.not_fresh(None, cause)\n",
+        '            raise consumer.refuse.not_fresh(None, cause, doing="verify")\n',
         "            return\n",
         ("tests/unit/test_verify.py::test_nothing_to_verify",),
     ),

@@ -22,7 +22,7 @@ from tests.one_buffer import BIG, SMALL, Owner, captured, double, make, served
 def test_order_of_a_capture():
     """All keys warm up, largest first, then all are captured, then all are looked at again."""
     owner = Owner()
-    pool = captured(owner, keys=(SMALL, BIG, SMALL))
+    pool = captured(owner, keys=(SMALL, BIG))
     assert owner.builds == [
         (key, None, phase)
         for phase in (Phase.WARMUP, Phase.CAPTURE, Phase.CAPTURE)

@@ -139,8 +139,15 @@ def test_no_draft_prefill_is_built_while_serving(vllm, mode) -> None:
 
 def test_keys_that_do_not_borrow_are_built_by_the_draft(vllm) -> None:
     alone = serve(vllm.start(), requests(1))
-    activate(when=lambda desc: desc.num_tokens > 4)
+    asked = []
+
+    def when(desc):
+        asked.append(desc)
+        return desc.num_tokens > 4
+
+    activate(when=when)
     runner = vllm.start()
+    assert len(asked) == len(set(asked)) == 3
     assert serve(runner, requests(1)) == alone
     seen = statistics()
     small = sum(desc.num_tokens == 4 for desc in runner.ran if desc.cg_mode.name == "FULL")
@@ -525,6 +532,19 @@ def test_a_failed_capture_takes_everything_back(vllm, monkeypatch) -> None:
     assert "capture_model" not in vars(runner)
     assert "dispatch" not in vars(runner.cudagraph_manager)
     assert sessions() == ()
+
+
+def test_a_second_call_of_the_plug_in_does_nothing_and_another_mode_is_refused(vllm) -> None:
+    activate("verify")
+    activate("verify")
+    with pytest.raises(RuntimeError, match="verify"):
+        activate("on")
+    with pytest.raises(ValueError, match="maybe"):
+        activate("maybe")
+    deactivate()
+    activate("off")
+    vllm.start()
+    assert not statistics().active
 
 
 def test_a_log_line_says_what_was_captured(vllm, caplog) -> None:

@@ -21,7 +21,8 @@ from graphshare.state import AttentionState
 
 __all__ = ["CaptureLoops", "Hand", "LentStates"]
 
-Hand = Callable[[Any], AttentionState]
+Hand = Callable[[], AttentionState]
+"""Gives what vLLM gets, right after its owner has built it."""
 
 
 class CaptureLoops:
@@ -29,7 +30,7 @@ class CaptureLoops:
 
     Args:
         pools: For each graph manager of the runner, by identity, its pool, whether its forward
-            writes its state, and what vLLM gets for a state that was just built for a key.
+            writes its state, and what vLLM gets for a state that was just built.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
     """
 
@@ -104,9 +105,8 @@ class CaptureLoops:
         if self._at is None or self._hand is None:
             return None
         capturing, at, phase = self._at
-        key = at if desc is None else desc
-        capturing.state(key, phase)
-        return self._hand(key)
+        capturing.state(at if desc is None else desc, phase)
+        return self._hand()
 
     def inputs(self, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``prepare_inputs_to_capture``."""

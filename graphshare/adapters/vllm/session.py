@@ -134,13 +134,13 @@ class Session:
                 id(runner.cudagraph_manager): (
                     self.target,
                     False,
-                    lambda _: self._target_owner.built,
+                    lambda: self._target_owner.built,
                 ),
                 id(speculator.prefill_cudagraph_manager): (self.prefill, False, self._to_prefill),
                 id(speculator.decode_cudagraph_manager): (
                     self.decode,
                     True,  # its forward advances the sequence lengths
-                    lambda _: self._decode_owner.built,
+                    lambda: self._decode_owner.built,
                 ),
             },
             self.family.capture_inputs(),
@@ -152,10 +152,11 @@ class Session:
         self._log()
         return result
 
-    def _to_prefill(self, key: Any) -> AttentionState:
-        borrows = self.prefill.loan is not None and self.prefill.loan.lends(key)
-        owner = self._target_owner if borrows else self._prefill_owner
-        return only(self._layers, owner.built)
+    def _to_prefill(self) -> AttentionState:
+        # For a key that borrows, the draft's own owner has built nothing.
+        own, self._prefill_owner.built = self._prefill_owner.built, AttentionState(None)
+        built = self._target_owner.built if own.attn_metadata is None else own
+        return only(self._layers, built)
 
     def pause(self) -> None:
         """Take the hooks off vLLM's steps: it runs on its own, on the same graphs."""

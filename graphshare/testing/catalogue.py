@@ -38,7 +38,7 @@ CHECKS: Mapping[str, Check] = {
     ),
     "state": Check(
         "a build returns the state: a nest with a tensor on the device",
-        "Nothing that a graph reads could be looked at, and every refresh and replay would pass",
+        "No pool would capture it, since what its graphs read could not be checked",
         "Return from build what the forward reads; without a return it gives None",
     ),
     "forward": Check(

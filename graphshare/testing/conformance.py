@@ -257,7 +257,7 @@ def _check_device(subject: Subject) -> None:
         if here and not subject.captured[key].leaves:
             subject.findings.reject(
                 "state",
-                "what a build for CAPTURE returns",
+                "what build returns",
                 f"tensors on {subject.device} that graphs read",
                 f"{len(here)} with the rule any",
                 key=key,

@@ -174,7 +174,8 @@ class Subject:
     def _look(self, state: Any, key: Hashable, index: int | None, phase: Phase) -> None:
         captured = self.captured.get(key)
         if captured is None:
-            if next(self._tensors(state), None) is None:
+            tensors = (value for _, value in walk(state) if isinstance(value, torch.Tensor))
+            if not any(is_on(tensor.device, self.device) for tensor in tensors):
                 self._reject_state(key, index, phase, f"{type(state).__name__} without any")
             layout_of(state, self.device, self.rules)
             self._early.update(
@@ -190,9 +191,9 @@ class Subject:
         if found is not None:
             self.findings.reject(
                 "state",
-                f"{found.path or 'the state'} from a build for {phase.name}",
+                found.path or "the state",
                 found.expected,
-                found.got,
+                f"{found.got} from a build for {phase.name}",
                 key=key,
                 path=found.path,
                 batch=index,
@@ -203,9 +204,9 @@ class Subject:
     def _reject_state(self, key: Hashable, index: int | None, phase: Phase, got: str) -> None:
         self.findings.reject(
             "state",
-            f"what a build for {phase.name} returns",
+            "what build returns",
             f"tensors on {self.device}",
-            got,
+            f"{got} from a build for {phase.name}",
             key=key,
             batch=index,
         )

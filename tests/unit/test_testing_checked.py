@@ -222,8 +222,12 @@ def test_a_key_that_no_batch_is_too_large_for_is_told_of():
 
 
 def test_live_rows_are_asked_for_where_there_is_nothing_to_compare():
-    report = check_owner(NegativeRows(), KEYS, batches)
-    assert fails(report) == {"protocol"}
+    class OnceNegative(Honest):
+        def live_rows(self, key, batch):
+            return {"*": -1 if batch == batches(key)[-1] else batch.num_reqs}
+
+    for owner in (NegativeRows(), OnceNegative()):
+        assert fails(check_owner(owner, KEYS, batches)) == {"protocol"}
 
 
 def test_what_is_no_tensor_in_writes_is_named():

@@ -14,6 +14,7 @@ from tests.planted_owners import (
     KEYS,
     Declares,
     ForgetsToReturn,
+    ForgetsToReturnBatches,
     Honest,
     OnMeta,
     Reads,
@@ -74,16 +75,31 @@ def test_a_forward_that_fails_on_what_a_warmup_gets():
 @pytest.mark.parametrize(
     ("owner", "path", "got"),
     [
-        (ReturnsTheBuffer, "slot_mapping", "the buffer 'slot_mapping' itself"),
-        (OnMeta, "mask", "a tensor on meta"),
-        (ForgetsToReturn, "", "None"),
-        (ReturnsArrays, "", "dict without any"),
+        (
+            ReturnsTheBuffer,
+            "slot_mapping",
+            "the buffer 'slot_mapping' itself from a build for WARMUP",
+        ),
+        (OnMeta, "mask", "a tensor on meta from a build for WARMUP"),
+        (ForgetsToReturn, "", "None from a build for WARMUP"),
+        (ForgetsToReturnBatches, "", "None from a build for REPLAY"),
+        (ReturnsArrays, "", "dict without any from a build for WARMUP"),
     ],
 )
 def test_what_is_no_state_is_named(owner, path, got):
-    found = check(owner()).rejections
-    assert {(each.path, each.got) for each in found} == {(path, got)}
-    assert all(each.keys == tuple(KEYS) for each in found)
+    (found,) = check(owner()).rejections
+    assert (found.path, found.got) == (path, got)
+    assert set(found.keys) == set(KEYS)
+
+
+def test_tensors_without_contents_alone():
+    class Meta:
+        def build(self, key, batch, phase):
+            return torch.empty(8, device="meta")
+
+    (rejection,) = check(Meta()).rejections
+    assert rejection.check == "state"
+    assert rejection.got.startswith("a tensor on meta ")
 
 
 def test_what_no_kernel_reads_may_lie_anywhere():

@@ -117,13 +117,15 @@ def test_a_state_without_tensors():
     assert check_owner(HostOnly(), KEYS, [0, 1], allow="state").ok
 
 
-def test_a_state_of_which_no_graph_reads_a_tensor():
+@pytest.mark.parametrize("patterns", [["*"], ["*.seq_lens", "*.block_table", "slot_mapping"]])
+def test_a_state_of_which_no_graph_reads_a_tensor(patterns):
     class Ignored(Honest):
-        host_values = {"*": "any"}
+        host_values = {**dict.fromkeys(patterns, "any"), **Honest.host_values}
 
     report = check_owner(Ignored(), KEYS, batches, bounds={"*.seq_lens": (1, 9)})
     assert {each.check for each in report.rejections} == {"state"}
     assert report.rejections[0].keys == tuple(KEYS)
+    assert report.rejections[0].got == "3 with the rule any"
     assert "no tensor found" in report.not_checked["bounds"]
 
 

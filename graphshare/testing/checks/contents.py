@@ -64,12 +64,12 @@ def _say_what_batches_lack(subject: Subject) -> None:
     none = [key for key in subject.captured if not subject.replays(key)]
     for check in ("unwritten", "padding", "repeatable") if none else ():
         subject.findings.incomplete(check, f"{len(none)} of {count} keys have no batch")
-    full = [
-        key
-        for key in subject.captured
-        if subject.replays(key)
-        and not any(_leaves_padding(subject, key, index) for index in subject.replays(key))
-    ]
+    full: list[Hashable] = []
+    for key in subject.captured:
+        # Every batch: what live_rows says of it is looked at here, whether it is used later or not.
+        leave = [_leaves_padding(subject, key, index) for index in subject.replays(key)]
+        if leave and not any(leave):
+            full.append(key)
     if full:
         subject.findings.incomplete(
             "padding",
@@ -79,12 +79,11 @@ def _say_what_batches_lack(subject: Subject) -> None:
 
 
 def _leaves_padding(subject: Subject, key: Hashable, index: int) -> bool:
-    subject.declared_rows(key, index)  # asked also where there is nothing to compare with
+    found = False
     for leaf in subject.captured[key].leaves:
         rows = subject.certain_rows(key, index, leaf)
-        if leaf.tensor.ndim and rows is not None and rows.most < leaf.tensor.shape[0]:
-            return True
-    return False
+        found |= leaf.tensor.ndim > 0 and rows is not None and rows.most < leaf.tensor.shape[0]
+    return found
 
 
 def _both(mine: Bytes, theirs: Bytes) -> Bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _TESTS = "tests/adapters/test_vllm.py"
+_FAULTS = "tests/adapters/test_vllm_faults.py"
+_LEFT = "tests/adapters/test_vllm_left_alone.py"
 
 MUTATIONS = (
     Mutation(
@@ -13,7 +15,7 @@ MUTATIONS = (
         "adapters/vllm/serving.py",
         "                target.invalidate(latest)\n",
         "",
-        (f"{_TESTS}::test_a_step_off_the_graphs_in_between_is_refused",),
+        (f"{_FAULTS}::test_a_step_off_the_graphs_in_between_is_refused",),
     ),
     Mutation(
         "vllm-draft-unsteered",
@@ -38,7 +40,7 @@ MUTATIONS = (
         "        if self.shared.live_key == desc:",
         "        if False:",
         (
-            f"{_TESTS}::test_verify_finds_a_draft_that_builds_otherwise",
+            f"{_FAULTS}::test_verify_finds_a_draft_that_builds_otherwise",
             f"{_TESTS}::test_tokens_and_drafts_are_those_of_vllm_alone",
         ),
     ),
@@ -67,7 +69,7 @@ MUTATIONS = (
         "adapters/vllm/session.py",
         "                    True,  # its forward advances the sequence lengths\n",
         "                    False,\n",
-        (f"{_TESTS}::test_only_draft_decodes_are_captured_as_writing_their_state",),
+        (f"{_FAULTS}::test_only_draft_decodes_are_captured_as_writing_their_state",),
     ),
     Mutation(
         "vllm-lora-counts-apart",
@@ -83,7 +85,7 @@ MUTATIONS = (
         "adapters/vllm/backends.py",
         "    return not 64 < head_size <= 128\n",
         "    return False\n",
-        (f"{_TESTS}::test_what_is_not_supported_is_left_alone_and_named",),
+        (f"{_LEFT}::test_what_is_not_supported_is_left_alone_and_named",),
     ),
     Mutation(
         "vllm-padding-of-plans-compared",
@@ -99,6 +101,6 @@ MUTATIONS = (
         "adapters/vllm/support.py",
         "    if difference is not None:\n",
         "    if False:\n",
-        (f"{_TESTS}::test_a_vllm_that_is_not_as_released_is_left_alone",),
+        (f"{_LEFT}::test_a_vllm_that_is_not_as_released_is_left_alone",),
     ),
 )

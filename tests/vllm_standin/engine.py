@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import torch
 
-from tests.vllm_standin.parts import PAGE, Model
+from tests.vllm_standin.model import VOCABULARY, Model
+from tests.vllm_standin.parts import PAGE
 
 
 @dataclass
@@ -23,6 +25,24 @@ class Request:
     @property
     def finished(self):
         return len(self.tokens) >= len(self.prompt) + self.new
+
+
+def requests(seed, count=6, longest=20):
+    """Requests of any lengths, arriving whenever; the same for the same seed."""
+    rng = random.Random(seed)
+    return [
+        Request(
+            prompt=[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest))],
+            new=rng.randint(1, 12),
+            arrival=rng.randint(0, 10),
+        )
+        for _ in range(count)
+    ]
+
+
+def full_steps(runner):
+    """Steps that the target ran on full graphs."""
+    return sum(desc.cg_mode.name == "FULL" for desc in runner.ran)
 
 
 def serve(runner, requests, max_steps=400):

@@ -9,6 +9,11 @@ from tests.vllm_standin.modules import make_modules
 from tests.vllm_standin.runner import Config
 
 
+def module(name):
+    """A module of vLLM's worker."""
+    return sys.modules[f"vllm.v1.worker.{name}"]
+
+
 class Installed:
     """A version in ``sys.modules``, until the test is over."""
 
@@ -17,8 +22,8 @@ class Installed:
         self._monkeypatch = monkeypatch
         for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:
             monkeypatch.delitem(sys.modules, name)
-        for name, module in make_modules(version).items():
-            monkeypatch.setitem(sys.modules, name, module)
+        for name, made in make_modules(version).items():
+            monkeypatch.setitem(sys.modules, name, made)
         self._real = importlib.metadata.version
         self.pretend(version)
 
@@ -32,12 +37,12 @@ class Installed:
 
     def make(self, **options):
         """A runner that has captured nothing yet."""
-        return sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner(Config(**options))
+        return module("gpu.model_runner").GPUModelRunner(Config(**options))
 
     @staticmethod
     def warm_up(runner):
         """What vLLM's worker does with a runner at start."""
-        sys.modules["vllm.v1.worker.gpu_worker"].Worker(runner).compile_or_warm_up_model()
+        module("gpu_worker").Worker(runner).compile_or_warm_up_model()
 
     def start(self, **options):
         """A runner that is ready to serve."""

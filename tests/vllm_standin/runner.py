@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from tests.vllm_standin.model import Attention, Model
 from tests.vllm_standin.parts import (
     PAGE,
-    Attention,
     BlockTables,
     CUDAGraphMode,
     DefaultModelState,
@@ -19,7 +19,6 @@ from tests.vllm_standin.parts import (
     InputBuffers,
     KVCacheConfig,
     KVCacheGroup,
-    Model,
     make_groups,
 )
 from tests.vllm_standin.speculators import uniform

@@ -1,0 +1,128 @@
+"""Faults in a small vLLM that runs with graphshare: each is refused by name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from graphshare import (
+    AddressChangedError,
+    BakedValueChangedError,
+    StaleStateError,
+    StateDifferenceError,
+)
+from graphshare.adapters.vllm import activate as activate_seen
+from graphshare.adapters.vllm import sessions, statistics
+from tests.vllm_standin import parts
+from tests.vllm_standin.engine import requests, serve
+
+activate = partial(activate_seen, unseen=True)
+
+
+def executed(runner):
+    """A step of the target on a full graph."""
+    return runner.execute_model([(0, [5, 6, 7, 8], 0)])
+
+
+def test_another_key_of_the_draft_is_refused(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    executed(runner)
+    manager = runner.speculator.prefill_cudagraph_manager
+    other = next(desc for desc in manager.graphs if desc != runner.ran[-1])
+    with pytest.raises(StaleStateError) as refused:
+        manager.run_fullgraph(other)
+    assert refused.value.key == other
+    assert statistics().refusals == {"StaleStateError": 1}
+
+
+def test_a_builder_made_anew_after_the_capture_is_refused(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    executed(runner)
+    group = runner.attn_groups[0][0]
+    group.metadata_builders = [parts.FlashAttentionBuilder(4)]
+    with pytest.raises(AddressChangedError, match="scheduler_metadata"):
+        executed(runner)
+
+
+def test_a_replay_without_the_targets_refresh_is_refused(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    with pytest.raises(StaleStateError):
+        runner.cudagraph_manager.run_fullgraph(next(iter(runner.cudagraph_manager.graphs)))
+    executed(runner)
+    with pytest.raises(StaleStateError) as refused:
+        runner.cudagraph_manager.run_fullgraph(runner.ran[-1])
+    assert refused.value.rule == "used up"
+
+
+@pytest.mark.parametrize("cudagraph_mode", ["FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_a_step_off_the_graphs_in_between_is_refused(vllm, cudagraph_mode) -> None:
+    activate()
+    runner = vllm.start(cudagraph_mode=cudagraph_mode)
+    executed(runner)
+    key = runner.ran[-1]
+    assert key.cg_mode.name == "FULL"
+    runner.execute_model([(1, [5, 6, 7], 0)])
+    assert runner.ran[-1].cg_mode.name != "FULL"
+    with pytest.raises(StaleStateError) as refused:
+        runner.speculator.prefill_cudagraph_manager.run_fullgraph(key)
+    assert refused.value.rule == "invalidated"
+
+
+@pytest.mark.parametrize("mode", ["strict", "verify"])
+def test_draft_decodes_need_a_build_each(vllm, mode) -> None:
+    activate(mode)
+    runner = vllm.start()
+    serve(runner, requests(4, count=1))
+    manager = runner.speculator.decode_cudagraph_manager
+    with pytest.raises(StaleStateError):
+        manager.run_fullgraph(next(iter(manager.graphs)))
+
+
+def test_only_draft_decodes_are_captured_as_writing_their_state(vllm) -> None:
+    """Their forward advances positions and lengths; the others only read."""
+    activate()
+    runner = vllm.start()
+    (session,) = sessions()
+    writing = {
+        pool.name: {entry.writes_state for entry in pool.holdings.entries.values()}
+        for pool in (session.target, session.prefill, session.decode)
+    }
+    assert writing == {"target": {False}, "draft_prefill": {False}, "draft_decode": {True}}
+    assert serve(runner, requests(5))
+
+
+def test_a_flag_that_the_graph_baked_in_is_refused(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    builder = runner.attn_groups[0][0].get_metadata_builder(0)
+    build = builder.build
+
+    def other(common, for_capture):
+        metadata = build(common, for_capture)
+        metadata.causal = False
+        return metadata
+
+    builder.build = other
+    with pytest.raises(BakedValueChangedError, match="causal"):
+        executed(runner)
+
+
+def test_verify_finds_a_draft_that_builds_otherwise(vllm) -> None:
+    activate("verify")
+    runner = vllm.start()
+    builder = runner.speculator.attn_groups[0][0].get_metadata_builder(0)
+    build = builder.build
+
+    def otherwise(common, for_capture):
+        metadata = build(common, for_capture)
+        metadata.scheduler_metadata += 1
+        return metadata
+
+    builder.build = otherwise
+    executed(runner)
+    with pytest.raises(StateDifferenceError, match="scheduler_metadata"):
+        runner.speculator.prefill_cudagraph_manager.run_fullgraph(runner.ran[-1])

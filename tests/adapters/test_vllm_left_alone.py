@@ -1,0 +1,247 @@
+"""Where graphshare takes no part in vLLM, says why, or takes back what it did."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+
+import pytest
+
+from graphshare.adapters.vllm import activate as activate_seen
+from graphshare.adapters.vllm import deactivate, sessions, statistics
+from graphshare.adapters.vllm.signatures import first_difference
+from graphshare.adapters.vllm.versions import KNOWN, SUPPORTED
+from tests.vllm_standin import parts
+from tests.vllm_standin.engine import requests, serve
+from tests.vllm_standin.installed import module
+
+activate = partial(activate_seen, unseen=True)
+
+
+def left_alone(vllm, caplog, **options):
+    """The reason that is logged for a runner that graphshare leaves alone, after some checks."""
+    with caplog.at_level(logging.INFO, "vllm.graphshare"):
+        runner = vllm.start(**options)
+    (record,) = [each for each in caplog.records if each.name == "vllm.graphshare"]
+    assert record.levelno == logging.WARNING
+    caplog.clear()
+    managed = [runner.cudagraph_manager]
+    if runner.speculator is not None:
+        managed.append(runner.speculator.prefill_cudagraph_manager)
+    for manager in managed:
+        assert "dispatch" not in vars(manager)
+        assert all(type(graph).__name__ == "TapeGraph" for graph in manager.graphs.values())
+    assert not {"capture_model", "_graphshare_session"} & set(vars(runner))
+    seen = statistics()
+    assert not seen.active
+    assert seen.reason in record.getMessage()
+    assert sessions() == ()
+    return seen.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"speculative": False}, "no speculative decoding"),
+        ({"method": "mtp"}, "mtp"),
+        ({"parallel": {"data_parallel_size": 2}}, "data_parallel_size"),
+        ({"parallel": {"prefill_context_parallel_size": 2}}, "prefill_context_parallel_size"),
+        ({"capture_sizes": ()}, "cudagraph_mode"),
+        ({"head_size": 64}, "causal mask at head size 64"),
+        ({"backend": type("Other", (), {"get_name": staticmethod(lambda: "FLEX")})}, "FLEX"),
+    ],
+)
+def test_what_is_not_supported_is_left_alone_and_named(vllm, caplog, options, reason) -> None:
+    activate()
+    assert reason in left_alone(vllm, caplog, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"head_size": 64, "cudagraph_mode": "FULL_AND_PIECEWISE"},
+        {"head_size": 64, "cudagraph_mode": "FULL_DECODE_ONLY"},
+        {"head_size": 64, "backend": parts.TritonAttentionBackend},
+    ],
+)
+def test_graphs_that_keep_their_mask_are_served(vllm, options) -> None:
+    activate()
+    vllm.start(**options)
+    assert statistics().active
+
+
+def test_another_flash_attention_is_left_alone(vllm, caplog, monkeypatch) -> None:
+    def get_flash_attn_version(
+        requires_alibi=False, head_size=None, head_size_v=None, has_sinks=False
+    ):
+        return 2
+
+    fa_utils = sys.modules["vllm.v1.attention.backends.fa_utils"]
+    monkeypatch.setattr(fa_utils, "get_flash_attn_version", get_flash_attn_version)
+    activate()
+    assert "FlashAttention 2" in left_alone(vllm, caplog)
+
+
+def test_the_other_model_runner_is_left_alone(vllm, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(
+        module("gpu.model_runner").GPUModelRunner, "__module__", "vllm.v1.worker.gpu_model_runner"
+    )
+    activate()
+    assert "VLLM_USE_V2_MODEL_RUNNER" in left_alone(vllm, caplog)
+
+
+def test_another_version_is_left_alone(vllm, caplog) -> None:
+    """Nothing of it is asked for: the next version may have no such method."""
+    worker = module("gpu_worker").Worker
+    before = dict(vars(worker))
+    vllm.pretend("0.33.0")
+    with caplog.at_level(logging.INFO, "vllm.graphshare"):
+        activate()
+        vllm.start()
+    (record,) = [each for each in caplog.records if each.name == "vllm.graphshare"]
+    assert "0.33.0" in record.getMessage()
+    assert statistics().reason in record.getMessage()
+    assert dict(vars(worker)) == before
+    assert sessions() == ()
+
+
+def test_a_version_that_was_not_seen_to_run_is_left_alone_unless_asked_for(vllm, caplog) -> None:
+    with caplog.at_level(logging.INFO, "vllm.graphshare"):
+        activate_seen()
+        vllm.start()
+    assert statistics().active == (vllm.version in SUPPORTED)
+    if vllm.version not in SUPPORTED:
+        (record,) = [each for each in caplog.records if each.name == "vllm.graphshare"]
+        assert "unseen=True" in record.getMessage()
+        deactivate()
+        activate()
+        vllm.start()
+        assert statistics().active
+    assert set(SUPPORTED) <= set(KNOWN)
+
+
+def test_a_vllm_that_is_not_as_released_is_left_alone(vllm, caplog, monkeypatch) -> None:
+    def dispatch(self, num_reqs, num_tokens, uniform_token_count, num_active_loras=0, extra=1):
+        return self._dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras)
+
+    assert first_difference(vllm.version) is None
+    monkeypatch.setattr(module("gpu.cudagraph_utils").CudaGraphManager, "dispatch", dispatch)
+    activate()
+    reason = left_alone(vllm, caplog)
+    assert "CudaGraphManager.dispatch" in reason
+    assert "extra" in reason
+
+
+def test_a_local_build_of_a_version_is_that_version(vllm) -> None:
+    vllm.pretend(vllm.version + "+cu130")
+    activate()
+    vllm.start()
+    assert statistics().version == vllm.version
+
+
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_deactivate_leaves_vllm_as_it_was(vllm, mode) -> None:
+    stock = vllm.start()
+    before = {
+        "capture": module("gpu.cudagraph_utils").CudaGraphManager.capture,
+        "inputs": module("gpu.cudagraph_utils").prepare_inputs_to_capture,
+        "worker": module("gpu_worker").Worker.compile_or_warm_up_model,
+    }
+    activate(mode)
+    runner = vllm.start()
+    # After the capture only the worker's method is not vLLM's own.
+    assert module("gpu.cudagraph_utils").CudaGraphManager.capture is before["capture"]
+    assert module("gpu.cudagraph_utils").prepare_inputs_to_capture is before["inputs"]
+    alone = serve(stock, requests(1))
+    assert serve(runner, requests(1)) == alone
+    deactivate()
+    assert module("gpu_worker").Worker.compile_or_warm_up_model is before["worker"]
+    assert not statistics().active
+    for mine, theirs in (
+        (runner, stock),
+        (runner.model_state, stock.model_state),
+        (runner.cudagraph_manager, stock.cudagraph_manager),
+        (runner.speculator, stock.speculator),
+        (
+            runner.speculator.prefill_cudagraph_manager,
+            stock.speculator.prefill_cudagraph_manager,
+        ),
+        (runner.speculator.decode_cudagraph_manager, stock.speculator.decode_cudagraph_manager),
+    ):
+        assert set(vars(mine)) - {"_graphshare_session"} == set(vars(theirs))
+    for graph in runner.cudagraph_manager.graphs.values():
+        assert type(graph).__name__ == "TapeGraph"
+    assert serve(runner, requests(1)) == alone
+
+
+def test_hooks_are_taken_off_and_put_on_between_steps(vllm) -> None:
+    alone = serve(vllm.start(), requests(1))
+    activate()
+    runner = vllm.start()
+    (session,) = sessions()
+    assert serve(runner, requests(1)) == alone
+    avoided = statistics().builds_avoided
+    session.pause()
+    session.pause()
+    assert serve(runner, requests(1)) == alone
+    assert statistics().builds_avoided == avoided
+    assert not statistics().active
+    session.resume()
+    session.resume()
+    assert serve(runner, requests(1)) == alone
+    assert statistics().builds_avoided == 2 * avoided
+
+
+def test_a_failed_capture_takes_everything_back(vllm, monkeypatch) -> None:
+    class BrokenError(RuntimeError):
+        pass
+
+    def fail(self, forward):
+        raise BrokenError
+
+    activate()
+    runner = vllm.make()
+    capture = module("gpu.cudagraph_utils").CudaGraphManager.capture
+    monkeypatch.setattr(type(runner.speculator.decode_cudagraph_manager), "_loop", fail)
+    with pytest.raises(BrokenError):
+        vllm.warm_up(runner)
+    assert module("gpu.cudagraph_utils").CudaGraphManager.capture is capture
+    assert "capture_model" not in vars(runner)
+    assert "dispatch" not in vars(runner.cudagraph_manager)
+    assert sessions() == ()
+
+
+def test_a_second_call_of_the_plug_in_does_nothing_and_another_mode_is_refused(vllm) -> None:
+    activate("verify")
+    activate("verify")
+    with pytest.raises(RuntimeError, match="verify"):
+        activate("on")
+    with pytest.raises(ValueError, match="maybe"):
+        activate("maybe")
+    deactivate()
+    activate("off")
+    vllm.start()
+    assert not statistics().active
+
+
+def test_a_log_line_says_what_was_captured(vllm, caplog) -> None:
+    activate()
+    with caplog.at_level(logging.INFO, "vllm.graphshare"):
+        vllm.start()
+    (record,) = [each for each in caplog.records if each.name == "vllm.graphshare"]
+    assert vllm.version in record.getMessage()
+    seen = statistics()
+    assert dict(seen.graphs) == {"target": 3, "draft_prefill": 3, "draft_decode": 1}
+    assert seen.borrowed == 3
+
+
+def test_a_second_runner_has_pools_of_its_own(vllm) -> None:
+    alone = serve(vllm.start(), requests(1))
+    activate()
+    first, second = vllm.start(), vllm.start()
+    assert len(sessions()) == 2
+    assert serve(first, requests(1)) == alone
+    assert serve(second, requests(1)) == alone
+    del first
+    assert len(sessions()) >= 1

@@ -76,7 +76,9 @@ class Session:
             by the draft before each of its prefills.
 
     Attributes:
-        target, prefill, decode: The pools.
+        target: The target's pool.
+        prefill: That of the draft's prefills.
+        decode: That of the draft's decodes.
         shared: The loan.
         serving: The hooks in vLLM's steps.
         family: What is known of this version of vLLM.

@@ -110,6 +110,8 @@ def distinct_keys(what: str, keys: Any) -> list[Any]:
         TypeError: It is no iterable, or an item can be no key.
         ValueError: A key is given twice, or the iterator was used up before.
     """
+    if hasattr(type(keys), "__torch_function__"):  # iterable, but its rows are no keys
+        raise wrong_type(what, "an iterable of keys", keys)
     remedy = "Put a single key into a list"
     if callable(keys):
         remedy = "The keys come first, the forward second"

@@ -175,7 +175,7 @@ class PersistentBuffer:
                 return operator.index(rows)
             except TypeError:
                 pass
-        swapped = isinstance(values, int) and not isinstance(values, bool)
+        swapped = isinstance(values, int) and hasattr(rows, "__len__")
         raise wrong_type(
             f"{self.name}: rows",
             "an integer",

@@ -75,13 +75,17 @@ class PoolCore(Generic[K]):
         self.replays_per_refresh = replays_per_refresh
         self.checks: Checks = checks
         if isinstance(backend, str):
-            self.backend: CaptureBackend = make_backend(
-                backend,
-                self.device,
-                memory_pool=memory_pool,
-                inspectable=inspectable,
-                **_backend_options(name, backend_options),
-            )
+            options = _backend_options(name, backend_options)
+            try:
+                self.backend: CaptureBackend = make_backend(
+                    backend,
+                    self.device,
+                    memory_pool=memory_pool,
+                    inspectable=inspectable,
+                    **options,
+                )
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{name}: {error}") from error
         else:
             _check_backend(name, backend, self.device, memory_pool, backend_options)
             self.backend = backend

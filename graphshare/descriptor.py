@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, overload
 
 from typing_extensions import Self, dataclass_transform, override
 
-from graphshare.arguments import listed
+from graphshare.arguments import listed, wrong_type
 from graphshare.plan_file import read_keys
 
 __all__ = ["BatchDescriptor", "Match", "anything", "bound", "capture_descriptors", "exact"]
@@ -399,6 +399,8 @@ def capture_descriptors(
         for length in _several("uniform_query_lens", uniform_query_lens)
     }
     if plan is not None:
+        if not isinstance(plan, (str, os.PathLike)):
+            raise wrong_type("capture_descriptors: plan", "the path of a file", plan)
         if num_tokens is not None or max_num_reqs is not None or lengths:
             raise TypeError("capture_descriptors: expected a plan or sizes, got both")
         if (loras, ubatches) != ((0,), (1,)):

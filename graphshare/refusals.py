@@ -27,6 +27,8 @@ _Error = TypeVar("_Error", bound=GraphShareError)
 
 _WRONG_TOKENS = "The graph would read another batch's metadata and give wrong tokens, or crash"
 
+_TWO_WRITERS = "Two writers of one state, or none, give wrong tokens silently"
+
 _REMEDY = {
     Staleness.NEVER_REFRESHED: "Call refresh(key, batch) on the pool that owns the state first",
     Staleness.BUILT_FOR_CAPTURE: "Call refresh(key, batch) on the pool that owns the state first",
@@ -225,7 +227,14 @@ class Refusals:
         )
 
     def ownership(
-        self, what: str, *, expected: str, got: str, remedy: str, key: Hashable = None
+        self,
+        what: str,
+        *,
+        expected: str,
+        got: str,
+        remedy: str,
+        key: Hashable = None,
+        consequence: str = _TWO_WRITERS,
     ) -> OwnershipError:
         """What only the state's owner may do, or a loan that cannot be."""
         return self.counted(
@@ -234,7 +243,7 @@ class Refusals:
                 expected=expected,
                 got=got,
                 key=key,
-                consequence="Two writers of one state, or none, give wrong tokens silently",
+                consequence=consequence,
                 remedy=remedy,
             )
         )

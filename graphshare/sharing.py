@@ -77,14 +77,17 @@ class SharedStates(Generic[P, C]):
             StaleStateError: The producer's last refresh is no longer fresh for the consumer.
             ReleasedStateError: The loan has ended.
             StateDifferenceError: The two states differ.
+            TypeError: ``padding`` is no switch.
         """
         consumer = self.consumer
+        check_flag(f"{consumer.name}: verify: padding", padding)
         owner = consumer.owner
         if owner is None:
             raise consumer.refuse.ownership(
                 "verify without an owner",
                 expected="an owner of the consumer's own to compare with",
                 got="none",
+                consequence="There is nothing to compare what is borrowed with",
                 remedy="Give the consumer an owner; it stays unused while it borrows",
             )
         key = self.live_key
@@ -142,11 +145,13 @@ class SharedStates(Generic[P, C]):
         Raises:
             ReleasedStateError: The loan has ended.
             KeyMismatchError: A key is not captured or not borrowed, or there is none.
+            TypeError: ``keys`` is one key, or ``build`` no switch.
             ProvenanceError: A graph does not read what it should, or cannot be read.
         """
         from graphshare.provenance.proof import prove
 
         consumer = self.consumer
+        check_flag(f"{consumer.name}: prove: build", build)
         if self._loan.closed:
             raise consumer.refuse.released(None, "the loan was closed", doing="prove")
         lent: dict[Any, Any] = {}

@@ -106,7 +106,8 @@ def estimate(
     finally:
         for graph in reversed(graphs):
             graph.release()
-        pool.invalidate()
+        if meter.started:  # what is refused before a build leaves freshness alone
+            pool.invalidate()
     sizes = [_tokens(key) for key in ordered]
     low, high = _extrapolated(meter.readings, sizes)
     driver = [reading.driver_bytes for reading in meter.readings]
@@ -137,6 +138,7 @@ def _capture(
 ) -> None:
     try:
         with pool.capturing(keys, writes_state=writes_state) as capturing, backend.session():
+            meter.started = True
             for key in keys:
                 state = capturing.state(key, Phase.WARMUP)
                 with pool.refuse.capture_errors(key):
@@ -192,6 +194,7 @@ class _Meter:
         self._backend = backend
         self._outside = 0
         self._taped = 0
+        self.started = False
         self.readings: list[_Reading] = []
 
     def start(self) -> None:

@@ -96,6 +96,7 @@ class InspectedPool(PoolCore[K]):
         from graphshare.provenance.labels import labels
         from graphshare.provenance.places import Places
 
+        check_flag(f"{self.name}: provenance: confirm", confirm)
         entry = self.lookup(key, "provenance")
         graph = readable_graph(entry, self.refuse, "provenance")
         given = labels(inputs=inputs, outputs=outputs, weights=weights, buffers=buffers)

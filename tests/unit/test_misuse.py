@@ -123,7 +123,7 @@ CALLS = {
     ),
     "no device": (lambda w: new_pool(device="cpus"), ValueError, "pool device cpus cuda:1"),
     "device of another type": (lambda w: new_pool(device=1.5), TypeError, "pool device 1.5"),
-    "no such backend": (lambda w: new_pool(backend="graph"), ValueError, "backend tape graph"),
+    "no such backend": (lambda w: new_pool(backend="graph"), ValueError, "pool backend tape graph"),
     "a class for a backend": (
         lambda w: new_pool(backend=TapeBackend),
         TypeError,
@@ -165,6 +165,7 @@ CALLS = {
     "one named tuple": (lambda w: w.own.capture(Pair(1, 2), FWD), TypeError, "own keys list Pair"),
     "a string of keys": (lambda w: w.own.capture("abc", FWD), TypeError, "own keys abc list"),
     "no forward": (lambda w: w.own.capture([BIG], None), TypeError, "own forward callable None"),
+    "a tensor for keys": (lambda w: w.own.capture(A, FWD), TypeError, "own keys Tensor"),
     "None for a key": (lambda w: w.own.capture([BIG, None], FWD), TypeError, "own None dispatch"),
     "no hash": (lambda w: w.own.capture([Unhashable()], FWD), TypeError, "own hashable Unhashable"),
     "a key twice": (
@@ -199,6 +200,16 @@ CALLS = {
     ),
     "estimate one key": (lambda w: estimate(w.target, NEW, FWD), TypeError, "estimate list"),
     "estimate without a pool": (lambda w: estimate([NEW], FWD, w.own), TypeError, "GraphPool list"),
+    "estimate keys of two types": (
+        lambda w: estimate(w.target, [NEW, 3], FWD),
+        TypeError,
+        "target keys one type int",
+    ),
+    "estimate keys that are held": (
+        lambda w: estimate(w.target, [BIG], FWD),
+        CaptureError,
+        "target capture of a key that is held",
+    ),
     "estimate forward first": (
         lambda w: estimate(w.target, FWD, [NEW]),
         TypeError,
@@ -279,6 +290,21 @@ CALLS = {
         KeyMismatchError,
         "draft prove borrowed captured on the loan",
     ),
+    "prove with a key to build": (
+        lambda w: w.shared.prove(build=BIG),
+        TypeError,
+        "draft prove build True",
+    ),
+    "verify with rows of padding": (
+        lambda w: w.shared.verify(1, padding=3),
+        TypeError,
+        "draft verify padding True",
+    ),
+    "verify without an owner": (
+        lambda w: w.shared.verify(1),
+        OwnershipError,
+        "draft owner nothing to compare",
+    ),
     "prove of nothing": (
         lambda w: share_states(w.target, w.idle).prove(),
         KeyMismatchError,
@@ -326,6 +352,11 @@ CALLS = {
         TypeError,
         "capture_descriptors num_tokens [8]",
     ),
+    "a plan of sizes": (
+        lambda w: capture_descriptors(plan=[8]),
+        TypeError,
+        "capture_descriptors plan path list",
+    ),
     "one uniform length": (
         lambda w: capture_descriptors([8], 4, 4),
         TypeError,
@@ -362,6 +393,11 @@ CALLS = {
         lambda w: w.target.rebind({A: B}, also=["draft"]),
         TypeError,
         "target also 'draft'",
+    ),
+    "provenance with names to confirm": (
+        lambda w: w.target.provenance(BIG, confirm={"a": A}),
+        TypeError,
+        "target confirm True",
     ),
     "label without a name": (lambda w: w.target.label(inputs=A), TypeError, "inputs name"),
     "label of a number": (lambda w: w.target.label(weights=3), TypeError, "weights name 3"),

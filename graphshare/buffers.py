@@ -193,7 +193,7 @@ class PersistentBuffer:
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
                 f"{self.name}: values: expected numbers that {self._dtype} holds, in one "
-                f"dimension, got others ({error}). {_UNCHANGED}"
+                f"dimension, got others: {error}. {_UNCHANGED}"
             ) from error
 
     def _check_values(self, source: torch.Tensor) -> None:

@@ -86,7 +86,7 @@ def tensor_of(values: Any, dtype: torch.dtype) -> torch.Tensor:
         ValueError: A value is out of its range.
     """
     if isinstance(values, (str, bytes, bytearray)):
-        raise TypeError(f"got {shown(values)}")
+        raise TypeError(shown(values))
     if hasattr(values, "__array_interface__"):
         return torch.tensor(values)
     limits = limits_of(dtype)
@@ -95,7 +95,7 @@ def tensor_of(values: Any, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool:
         found = _integers(values, torch.uint8, 1)
         if found.numel() and int(found.max()) > 1:
-            raise ValueError(f"got {int(found.max())}, out of range")
+            raise ValueError(f"{int(found.max())} is out of range")
         return found
     return _integers(values, dtype, torch.iinfo(dtype).bits // 8)
 
@@ -106,7 +106,7 @@ def _integers(values: Any, dtype: torch.dtype, itemsize: int) -> torch.Tensor:
         # Takes integers alone, and checks their range, in less time than torch needs to read them.
         found = array.array(code, values)
     except OverflowError as error:
-        raise ValueError(f"got a value out of range ({error})") from None
+        raise ValueError(f"a value is out of range ({error})") from None
     if not found:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(found, dtype=dtype)

@@ -49,7 +49,7 @@ def _sentence(text: str) -> str:
     text = text.strip()
     if not text:
         return ""
-    ended = text.endswith(".") and not text.endswith("..")  # an ellipsis is no end
+    ended = text.endswith((".", "?")) and not text.endswith("..")  # an ellipsis is no end
     return f" {text}" if ended else f" {text}."
 
 

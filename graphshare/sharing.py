@@ -245,6 +245,7 @@ def share_states(
             f"share_states with nothing to borrow from {producer.name}",
             expected="a producer with an owner, or with a lender of its own",
             got=f"{producer.name}, which has neither, for {consumer.name}, which has an owner",
+            consequence=f"{consumer.name} would borrow states that nobody builds",
             remedy="Give the pools as share_states(producer, consumer), in this order; if "
             f"{producer.name} is to lend on what it borrows, declare its own loan first",
         )

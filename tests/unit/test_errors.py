@@ -57,6 +57,7 @@ def test_the_message_leaves_out_what_is_not_there():
     assert str(GraphShareError("pool: no")) == "pool: no."
     assert str(GraphShareError("pool: no", key=KEY)) == f"pool: no (key {KEY})."
     assert str(GraphShareError("pool: no", remedy="Try again.")) == "pool: no. Try again."
+    assert str(GraphShareError("pool: no", remedy="Did it return?")) == "pool: no. Did it return?"
     assert str(GraphShareError("n", expected=0, got=1)) == "n: expected 0, got 1."
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphshare.adapters.paged import PagedBatch, PagedCapacity
+from graphshare.adapters.paged.staging import HostStage
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -55,19 +56,6 @@ class PageViews:
     last_page_len: torch.Tensor
     kv_indices: torch.Tensor
     slot_mapping: torch.Tensor
-
-
-class _Stage:
-    """One host area; on CUDA pinned, with the event after its last copy to the device."""
-
-    def __init__(self, nbytes: int, *, cuda: bool) -> None:
-        self.memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda)
-        self.copied = torch.cuda.Event() if cuda else None
-
-    def wait(self) -> None:
-        # Without this the host would overwrite lists that an earlier copy has not read yet.
-        if self.copied is not None:
-            self.copied.synchronize()
 
 
 class _Area(NamedTuple):
@@ -125,7 +113,7 @@ class PageLists:
         nbytes = self._pages + 4 * reqs * capacity.max_pages
         self.memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         self.device = self.memory.device
-        self._stages = [_Stage(nbytes, cuda=self.memory.is_cuda) for _ in range(_STAGES)]
+        self._stages = [HostStage(nbytes, cuda=self.memory.is_cuda) for _ in range(_STAGES)]
         self._turn = 0
         self._regions: dict[BatchDescriptor, _Region] = {}
         self._columns = torch.arange(capacity.max_pages, dtype=torch.int32)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphshare.adapters.paged.batch import PagedBatch, PagedCapacity
+from graphshare.adapters.paged.staging import HostStage
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -38,19 +39,6 @@ class PagedViews:
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
-
-
-class _Stage:
-    """One host area; on CUDA pinned, with the event after its last copy to the device."""
-
-    def __init__(self, nbytes: int, *, cuda: bool) -> None:
-        self.memory = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda)
-        self.copied = torch.cuda.Event() if cuda else None
-
-    def wait(self) -> None:
-        # Without this the host would overwrite what an earlier copy has not read yet.
-        if self.copied is not None:
-            self.copied.synchronize()
 
 
 class _Region(NamedTuple):
@@ -85,7 +73,7 @@ class PagedBuffers:
         _, most = _offsets(capacity, capacity.max_num_reqs, capacity.max_num_tokens)
         self._memory = torch.zeros(most, dtype=torch.uint8, device=device)
         cuda = self._memory.is_cuda
-        self._stages = [_Stage(most, cuda=True) for _ in range(_STAGES)] if cuda else []
+        self._stages = [HostStage(most, cuda=True) for _ in range(_STAGES)] if cuda else []
         self._turn = 0
         self._regions: dict[BatchDescriptor, _Region] = {}
 

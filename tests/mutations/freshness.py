@@ -66,10 +66,21 @@ MUTATIONS = (
     ),
     Mutation(
         "fresh-after-a-build-for-capture",
-        "a build for a warmup or capture makes its own key stale",
+        "a build for a warmup or capture makes its own key stale, also if it fails",
         "freshness.py",
         "        self.spoil(Why(Staleness.BUILD_FAILED, by))\n",
         "        pass\n",
+        (
+            "tests/unit/test_pool_capture.py::"
+            "test_a_build_that_fails_while_more_is_captured_leaves_its_key_stale",
+        ),
+    ),
+    Mutation(
+        "fresh-after-a-failed-refresh",
+        "a refresh whose build fails leaves its own key stale",
+        "pool.py",
+        "            record.spoil(Why(Staleness.BUILD_FAILED, by))\n            name_build",
+        "            name_build",
         ("tests/unit/test_pool_capture.py::test_a_failing_refresh_leaves_nothing_fresh",),
     ),
     Mutation(

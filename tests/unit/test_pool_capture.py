@@ -16,7 +16,7 @@ from graphshare import (
     StaleStateError,
 )
 from graphshare.capture import make_backend
-from tests.one_buffer import BIG, SMALL, Owner, captured, double, make, served
+from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, make, served
 
 
 def test_order_of_a_capture():
@@ -100,6 +100,31 @@ def test_a_failing_refresh_leaves_nothing_fresh():
             pool.replay(key)
         assert (caught.value.rule, caught.value.written_by) == (rule, ("pool", SMALL))
     assert pool.statistics().refreshes == 1
+
+
+def test_a_build_that_fails_while_more_is_captured_leaves_its_key_stale():
+    """The look at the addresses of earlier keys builds them too, each in memory of its own."""
+
+    class Failing(Apart):
+        fails = False
+
+        def build(self, key, batch, phase):
+            if self.fails and key == SMALL and phase is Phase.CAPTURE:
+                self.apart[key].fill_(99)
+                raise ZeroDivisionError
+            return super().build(key, batch, phase)
+
+    owner = Failing()
+    pool = captured(owner, keys=[SMALL])
+    pool.refresh(SMALL, 1)
+    owner.fails = True
+    with pytest.raises(ZeroDivisionError):
+        pool.capture([BIG], double)
+    with pytest.raises(StaleStateError) as caught:
+        pool.replay(SMALL)
+    assert caught.value.rule is Staleness.BUILD_FAILED
+    owner.fails = False
+    assert served(pool, SMALL, 3) == [6] * 2
 
 
 def test_a_failing_recapture_keeps_the_old_graphs():

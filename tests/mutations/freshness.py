@@ -70,10 +70,7 @@ MUTATIONS = (
         "freshness.py",
         "        self.spoil(Why(Staleness.BUILD_FAILED, by))\n",
         "        pass\n",
-        (
-            "tests/unit/test_pool_capture.py::"
-            "test_a_build_that_fails_while_more_is_captured_leaves_its_key_stale",
-        ),
+        ("tests/unit/test_pool_capture.py::test_a_failing_look_leaves_its_key_stale",),
     ),
     Mutation(
         "fresh-after-a-failed-refresh",

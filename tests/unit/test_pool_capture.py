@@ -102,7 +102,7 @@ def test_a_failing_refresh_leaves_nothing_fresh():
     assert pool.statistics().refreshes == 1
 
 
-def test_a_build_that_fails_while_more_is_captured_leaves_its_key_stale():
+def test_a_failing_look_leaves_its_key_stale():
     """The look at the addresses of earlier keys builds them too, each in memory of its own."""
 
     class Failing(Apart):

@@ -121,7 +121,7 @@ MUTATIONS = (
         "loan-after-the-capture",
         "sharing is declared before the consumer captures",
         "sharing.py",
-        "    if held:\n",
+        "    if held and not adopt:\n",
         "    if False:\n",
         (
             "tests/unit/test_sharing.py::test_the_consumer_captures_after_the_producer_and_after_the_loan",

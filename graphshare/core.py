@@ -120,10 +120,12 @@ class PoolCore(Generic[K]):
         if self._capturing:
             raise RuntimeError(f"{self.name}: a capture of this pool is already in progress")
         self._capturing = True
+        self.ledger.captures_under_way.append(self.name)
 
     def end_capture(self) -> None:
         """A capture ended, well or not."""
         self._capturing = False
+        self.ledger.captures_under_way.remove(self.name)
 
     def sources(self, keys: Sequence[K], *, replace: bool) -> list[Source]:
         """Find where the state of each key comes from.

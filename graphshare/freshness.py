@@ -383,10 +383,15 @@ class Ledger:
     """The states of one device whose memory holds what their owner last built.
 
     A record leaves when it is spoilt or collected, so a dropped pool leaves no trace.
+
+    Attributes:
+        live: By number, weakly.
+        captures_under_way: Names of the pools of the device that are capturing.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, weakref.ref[StateRecord]] = {}
+        self.captures_under_way: list[str] = []
         self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
 
     def others(self, record: StateRecord) -> list[StateRecord]:

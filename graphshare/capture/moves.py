@@ -61,6 +61,8 @@ class Moves:
             with plain_tensors():
                 by = new.data_ptr() - old.data_ptr()
             ranges = _bytes_of(old)
+            _check_bytes("old", old, ranges)
+            _check_bytes("new", new, _bytes_of(new))
             if by and ranges:
                 moves.append(_Move(old, new, ranges, by))
         self.pairs = tuple((move.old, move.new) for move in moves)
@@ -121,6 +123,8 @@ class Moves:
         """
         if tensor.device != self.ranges.device or tensor.layout is not torch.strided:
             return None
+        if not tensor.numel():
+            return self._empty(tensor)
         if not self.ranges.starts[0] - _extent(tensor) < tensor.data_ptr() < self.ranges.ends[-1]:
             return None  # far off, as most are: without a look at its bytes
         mine = MemoryRanges.of([tensor])
@@ -142,7 +146,19 @@ class Moves:
                     f"{start + move.by:#x}, which is not aligned for it"
                 )
             view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            return view.set_(storage, offset, tensor.shape, tensor.stride())
+            view.set_(storage, offset, tensor.shape, tensor.stride())
+            if tensor.is_neg():  # bits of a view that are no part of its place
+                view = torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
+            return view.conj() if tensor.is_conj() else view
+
+    def _empty(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Put a tensor without elements on the new storage: it would keep the old one alive."""
+        with plain_tensors():
+            move = self._at(tensor.untyped_storage().data_ptr())
+            if move is None:
+                return None
+            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            return view.set_(move.new.untyped_storage(), 0, tensor.shape, tensor.stride())
 
     def memory(self, ranges: MemoryRanges) -> MemoryRanges:
         """Return where a set of bytes is after the moves."""
@@ -214,6 +230,17 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
     for tensor in (old, new):
         if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"rebind: expected pairs of tensors, got {type(tensor).__name__}")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise TypeError(
+                f"rebind: expected tensors with one memory, got a {tensor.layout} one"
+                f"{' that is nested' if tensor.is_nested else ''}. Name the tensors it is made of."
+            )
+    for bit in ("is_conj", "is_neg"):
+        if getattr(old, bit)() != getattr(new, bit)():
+            raise ValueError(
+                f"rebind: expected a new tensor whose {bit}() is {getattr(old, bit)()}, got the "
+                "other. The graphs would read other numbers. Name the buffers, not views of them."
+            )
     for field in ("shape", "dtype", "device"):
         if getattr(old, field) != getattr(new, field):
             raise ValueError(
@@ -224,6 +251,24 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
         raise ValueError(
             f"rebind: expected a new tensor of stride {old.stride()}, got {new.stride()}. "
             "The graphs bake the old one in. Allocate it alike: torch.empty_like(old)."
+        )
+
+
+def _check_bytes(which: str, tensor: torch.Tensor, ranges: MemoryRanges) -> None:
+    """Refuse a tensor whose bytes are not known, or not exactly."""
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes and not ranges:
+        raise ValueError(
+            f"rebind: expected {which} tensors in memory, got {tuple(tensor.shape)} {tensor.dtype} "
+            "without any: its storage was freed, or never was, and it has no address. Rebind "
+            "before the old memory is given up."
+        )
+    # Too many runs to list count with what lies between them, which need not move along.
+    if sum(ranges.ends) - sum(ranges.starts) > nbytes:
+        raise ValueError(
+            f"rebind: expected whole buffers, got a view of {tuple(tensor.shape)} with stride "
+            f"{tensor.stride()}, in too many pieces to tell its bytes from those between. Name the "
+            "buffer that it is a view of."
         )
 
 

@@ -20,6 +20,7 @@ from graphshare.holdings import Source
 from graphshare.loan import Loan
 from graphshare.memory import MemoryRanges
 from graphshare.provenance.finding import readable_graph
+from graphshare.provenance.rebinding import check_no_capture, outputs_of
 from graphshare.state import LayoutChecker, compare, layout_of, walk, with_tensors
 
 __all__ = ["Adoption", "plan_adoption"]
@@ -32,6 +33,7 @@ class _Planned:
     record: StateRecord
     patch: Patch
     outputs: Any
+    graph_outputs: Any
     view_checker: LayoutChecker | None
 
 
@@ -66,7 +68,7 @@ class Adoption:
         for each in self._planned:
             old = each.entry
             if old.graph is not None:
-                old.graph.outputs = each.outputs
+                old.graph.outputs = each.graph_outputs
             adopted.append(
                 Entry(
                     key=old.key,
@@ -103,6 +105,7 @@ def plan_adoption(consumer: PoolCore[Any], loan: Loan) -> Adoption:
         RebindError: A state does not correspond to the lender's, or a graph reads more of its own
             owner's buffers than its state.
     """
+    check_no_capture(consumer, "share_states(adopt=True)")
     entries = [
         entry
         for entry in consumer.holdings.entries.values()
@@ -126,9 +129,12 @@ def _plan(
     refuse, device, lender = consumer.refuse, consumer.device, record.pool_name
     graph = readable_graph(entry, refuse, "share_states(adopt=True)")
     rules = getattr(record.book.owner, "host_values", None)
+    exact = {path: "equal" if rule == "at_most" else rule for path, rule in (rules or {}).items()}
     theirs = apply_views(source.views, record.captured)
     mine = apply_views(entry.views, entry.record.captured)
-    expected, got = layout_of(theirs, device, rules), layout_of(mine, device, rules)
+    # The consumer's graphs have its own bound baked in, and the lender's batches go up to the
+    # lender's: they must be the same.
+    expected, got = layout_of(theirs, device, exact), layout_of(mine, device, exact)
     for each in compare(expected, got):
         if each.field != "address":
             path = each.path or "(the state itself)"
@@ -155,6 +161,7 @@ def _plan(
         _check_rest(consumer, entry, graph, moves)
         patch = graph.patch(moves)
         outputs = with_tensors(entry.outputs, moves.tensor)
+        graph_outputs = outputs_of(graph, entry, outputs, moves)
     except SplitError as error:
         raise _refused(
             consumer, entry, "parts of the state overlap", "leaves apart", str(error)
@@ -162,7 +169,7 @@ def _plan(
     except GraphShareError as error:
         raise refuse.of(error, entry.key) from error
     checker = LayoutChecker(theirs, device, rules) if source.views else None
-    return _Planned(entry, source, record, patch, outputs, checker)
+    return _Planned(entry, source, record, patch, outputs, graph_outputs, checker)
 
 
 def _pairs(

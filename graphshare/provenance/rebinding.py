@@ -14,6 +14,7 @@ from graphshare.core import PoolCore
 from graphshare.entry import Entry, apply_views
 from graphshare.errors import GraphShareError, RebindError
 from graphshare.freshness import StateRecord
+from graphshare.memory import MemoryRanges
 from graphshare.provenance.family import Member, family_of
 from graphshare.provenance.finding import readable_graph
 from graphshare.provenance.labels import moved_labels
@@ -49,6 +50,7 @@ class _Planned:
     entry: Entry[Any]
     patch: Patch
     outputs: Any
+    graph_outputs: Any
     view_checker: LayoutChecker | None
 
 
@@ -99,6 +101,7 @@ def _rebind(
 ) -> Rebinding:
     refuse = first.refuse
     _check_moves(pools, moves, refuse)
+    check_no_capture(first, "rebind")
     family = family_of(pools)
     chosen = _chosen(first, family, keys)
     records = {id(entry.record): entry.record for _, entry in chosen}
@@ -111,6 +114,7 @@ def _rebind(
             _plan(first, member, entry, moves, moved.get(id(entry.record)))
             for member, entry in chosen
         ]
+        declared = _redeclared(records.values(), moves)
         labels = [moved_labels(member.holdings.named, moves) for member in family]
         if not unused_ok:
             _check_used(first, planned, records.values(), moves)
@@ -119,12 +123,14 @@ def _rebind(
     _apply_all(planned)
     # From here on nothing can fail.
     by = (first.name, None)
+    for record, each in declared:
+        record.redeclare(each)
     for each in moved.values():
         each.commit(by)
     for each in planned:
         each.entry.outputs = each.outputs
         if each.entry.graph is not None:
-            each.entry.graph.outputs = each.outputs
+            each.entry.graph.outputs = each.graph_outputs
         if each.view_checker is not None:
             each.entry.view_checker = each.view_checker
     for member, named in zip(family, labels, strict=True):
@@ -251,6 +257,7 @@ def _plan(
         graph = readable_graph(entry, refuse, "rebind")
         patch = graph.patch(moves)
         outputs = with_tensors(entry.outputs, moves.tensor)
+        graph_outputs = outputs_of(graph, entry, outputs, moves)
     except SplitError as error:
         raise _split(pool.refuse, error, entry.record, entry.key) from None
     except GraphShareError as error:
@@ -260,7 +267,56 @@ def _plan(
         rules = getattr(entry.record.book.owner, "host_values", None)
         seen = apply_views(entry.views, moved.states[0])
         checker = LayoutChecker(seen, pool.device, rules, prepared=False)
-    return _Planned(member, entry, patch, outputs, checker)
+    return _Planned(member, entry, patch, outputs, graph_outputs, checker)
+
+
+def outputs_of(graph: Any, entry: Entry[Any], outputs: Any, moves: Moves) -> Any:
+    """Return what a graph's own ``outputs`` are on other memory.
+
+    Raises:
+        TypeError: They cannot be set; found out before anything has changed.
+    """
+    try:
+        held = graph.outputs
+        graph.outputs = held
+    except AttributeError as error:
+        raise TypeError(
+            f"commit(graph=...): expected a graph whose outputs can be set, got a "
+            f"{type(graph).__name__} (key {entry.key}). Moved outputs have to be put there."
+        ) from error
+    return outputs if held is entry.outputs else with_tensors(held, moves.tensor)
+
+
+def check_no_capture(pool: PoolCore[Any], doing: str) -> None:
+    """Refuse while a capture is under way on the device: it holds graphs that no pool has yet.
+
+    Raises:
+        RuntimeError: One is.
+    """
+    if pool.ledger.captures_under_way:
+        raise RuntimeError(
+            f"{pool.name}: {doing} during a capture of {pool.ledger.captures_under_way[0]}. Graphs "
+            "that are being captured would stay on the old memory. Do it before or after"
+        )
+
+
+def _redeclared(
+    records: Iterable[StateRecord], moves: Moves
+) -> list[tuple[StateRecord, dict[Hashable, MemoryRanges]]]:
+    """Return the other states of the owners concerned, whose builds may write where it went.
+
+    Whether they will is not known before they are built: they may write in both places.
+    """
+    ours = {id(record): record for record in records}
+    books = {id(record.book): record.book for record in ours.values()}
+    found: list[tuple[StateRecord, dict[Hashable, MemoryRanges]]] = []
+    for book in books.values():
+        for record in book.records():
+            before = record.declared()
+            after = {key: each.union(moves.memory(each)) for key, each in before.items()}
+            if id(record) not in ours and after != before:
+                found.append((record, after))
+    return found
 
 
 def _check_used(

@@ -109,7 +109,10 @@ class _Replacing:
     def _frozen(self, value: Any) -> Any:
         if isinstance(value, types.MappingProxyType):
             return types.MappingProxyType({key: self._of(item) for key, item in value.items()})
-        return tuple.__new__(type(value), [self._of(item) for item in tuple.__iter__(value)])
+        items = [self._of(item) for item in tuple.__iter__(value)]
+        if hasattr(type(value), "n_sequence_fields"):  # as torch.max returns: made by its own type
+            return type(value)(items)
+        return tuple.__new__(type(value), items)
 
     def _fill(self, value: Any, made: Any) -> None:
         if isinstance(value, OrderedDict):

@@ -1,0 +1,263 @@
+"""What a rebind must not do: leave a graph behind, believe a stale state, or stop halfway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from graphshare import (
+    AttentionState,
+    BatchDescriptor,
+    GraphPool,
+    Phase,
+    RebindError,
+    StaleStateError,
+    share_states,
+)
+
+K8, K4 = BatchDescriptor(8), BatchDescriptor(4)
+CACHE = torch.randn(8, 4)
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.seq_lens = torch.ones(8, dtype=torch.int32)
+        self.slots = torch.zeros(8, dtype=torch.int64)
+
+    def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+        rows = key.num_tokens
+        self.seq_lens[:rows] = 1 if batch is None else batch
+        self.slots[:rows] = torch.arange(rows)
+        return AttentionState({"seq_lens": self.seq_lens[:rows]}, self.slots[:rows])
+
+    def move(self) -> dict[torch.Tensor, torch.Tensor]:
+        moves = {each: torch.zeros_like(each) for each in (self.seq_lens, self.slots)}
+        self.seq_lens, self.slots = moves[self.seq_lens], moves[self.slots]
+        return moves
+
+
+def forward(key: Any, state: Any) -> torch.Tensor:
+    return CACHE[state.slot_mappings] / state.attn_metadata["seq_lens"][:, None]
+
+
+def pool_of(owner: Any = None, name: str = "target", **options: Any) -> GraphPool[Any]:
+    return GraphPool(name, owner=owner, device="cpu", **options)
+
+
+def test_no_rebind_while_a_borrower_captures() -> None:
+    """Its graphs are in no pool yet, and would stay on the old memory."""
+    owner = Owner()
+    target, draft = pool_of(owner), pool_of(name="draft")
+    share_states(target, draft)
+    target.capture([K8], forward)
+    with draft.capturing([K8]) as capturing:
+        forward(K8, capturing.state(K8, Phase.WARMUP))
+        state = capturing.state(K8, Phase.CAPTURE)
+        graph = draft.backend.capture(lambda: forward(K8, state))
+        capturing.commit(K8, graph.replay, graph.outputs, graph=graph)
+        with pytest.raises(RuntimeError, match="during a capture of draft"):
+            target.rebind({owner.seq_lens: torch.zeros_like(owner.seq_lens)})
+    target.refresh(K8, 5)
+    assert torch.equal(draft.replay(K8), CACHE / 5)
+    target.rebind(owner.move())
+    target.refresh(K8, 4)
+    assert torch.equal(draft.replay(K8), CACHE / 4)
+
+
+def test_no_adoption_while_the_consumer_captures() -> None:
+    target, draft = pool_of(Owner()), pool_of(Owner(), name="draft")
+    target.capture([K8, K4], forward)
+    draft.capture([K8], forward)
+    with (
+        pytest.raises(RuntimeError, match="during a capture of draft"),
+        draft.capturing([K4]),
+    ):
+        share_states(target, draft, adopt=True)
+
+
+@pytest.mark.parametrize("linked", [True, False], ids=["one pool", "two pools"])
+def test_what_a_build_is_declared_to_write_moves_with_it(linked: bool) -> None:
+    """Else it would be taken to leave alone what it overwrites (rule 2)."""
+
+    class Writer:
+        def __init__(self) -> None:
+            self.a, self.b = torch.zeros(8), torch.zeros(8)
+
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            self.a.fill_(batch or 0.0)
+            self.b.fill_(batch or 0.0)
+            return {"x": self.a if key == K8 else self.b}
+
+        def writes(self, key: Any) -> Any:
+            return [self.a, self.b]
+
+    owner = Writer()
+    first = pool_of(owner, live_keys=2)
+    second = first if linked else pool_of(owner, name="other")
+    first.capture([K8], lambda key, state: state["x"] * 1)
+    second.capture([K4], lambda key, state: state["x"] * 1)
+    new = torch.zeros(8)
+    first.rebind({owner.a: new}, keys=[K8] if linked else None)
+    owner.a = new
+    first.refresh(K8, 1.0)
+    second.refresh(K4, 2.0)
+    with pytest.raises(StaleStateError):
+        first.replay(K8)
+
+
+@pytest.mark.parametrize("kind", ["argument", "output", "imaginary"])
+def test_conjugate_and_negative_views_stay_what_they_are(kind: str) -> None:
+    buffer = torch.randn(4, 4, dtype=torch.complex64)
+    weight = torch.randn(4, 4, dtype=torch.complex64)
+
+    def run(key: Any, state: Any) -> torch.Tensor:
+        if kind == "argument":
+            return torch.mm(buffer.mH, weight)
+        return buffer.conj() if kind == "output" else buffer.conj().imag
+
+    pool = pool_of(Owner())
+    pool.capture([K4], run)
+    new = torch.randn(4, 4, dtype=torch.complex64)
+    pool.rebind({buffer: new}, unused_ok=True)
+    pool.refresh(K4, 1)
+    right = {"argument": new.mH @ weight, "output": new.conj(), "imaginary": new.conj().imag}
+    torch.testing.assert_close(pool.replay(K4).resolve_neg(), right[kind].resolve_neg())
+
+
+def test_a_view_of_too_many_pieces_is_refused() -> None:
+    """What lies between them would move too."""
+    big, new = torch.ones(20_000, 3), torch.zeros(20_000, 3)
+    pool = pool_of(Owner())
+    pool.capture([K8], lambda key, state: big[:, 1] * state.attn_metadata["seq_lens"][0])
+    with pytest.raises(ValueError, match="whole buffers"):
+        pool.rebind({big[:, 0::2]: new[:, 0::2]}, unused_ok=True)
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_memory_that_was_given_up_is_refused(which: str) -> None:
+    old, new = torch.ones(8, 4), torch.full((8, 4), 2.0)
+    pool = pool_of(Owner())
+    pool.capture([K8], lambda key, state: old * state.attn_metadata["seq_lens"][0])
+    (old if which == "old" else new).untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="in memory"):
+        pool.rebind({old: new})
+
+
+def test_tensors_without_one_memory_are_refused() -> None:
+    tensor = torch.eye(3).to_sparse()
+    with pytest.raises(TypeError, match="one memory"):
+        pool_of(Owner()).rebind({tensor: tensor.clone()})
+
+
+def test_outputs_of_torchs_own_tuples() -> None:
+    values, places = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
+
+    def run(key: Any, state: Any) -> Any:
+        return torch.max(CACHE[state.slot_mappings], 1, out=(values, places))
+
+    pool = pool_of(Owner())
+    pool.capture([K4], run)
+    new = torch.zeros(4)
+    pool.rebind({values: new})
+    pool.refresh(K4, 1)
+    found = pool.replay(K4)
+    assert type(found).__name__ == "max_out"
+    assert torch.equal(found.values, CACHE[:4].max(1).values)
+    assert found.values.data_ptr() == new.data_ptr()
+
+
+def test_a_graph_whose_outputs_cannot_be_set_is_refused_before_anything_changes() -> None:
+    class Fixed:
+        nbytes = 0
+
+        def __init__(self, graph: Any) -> None:
+            self._graph = graph
+
+        @property
+        def outputs(self) -> Any:
+            return self._graph.outputs
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def release(self) -> None:
+            self._graph.release()
+
+        def read(self) -> Any:
+            return self._graph.read()
+
+        def patch(self, moves: Any) -> Any:
+            return self._graph.patch(moves)
+
+    owner = Owner()
+    pool = pool_of(owner)
+    with pool.capturing([K8]) as capturing:
+        forward(K8, capturing.state(K8, Phase.WARMUP))
+        state = capturing.state(K8, Phase.CAPTURE)
+        graph = pool.backend.capture(lambda: forward(K8, state))
+        capturing.commit(K8, graph.replay, graph.outputs, graph=Fixed(graph))
+    with pytest.raises(TypeError, match="outputs can be set"):
+        pool.rebind({owner.seq_lens: torch.zeros_like(owner.seq_lens)})
+    pool.refresh(K8, 5)
+    assert torch.equal(pool.replay(K8), CACHE / 5)
+
+
+def test_outputs_that_the_engine_keeps_in_the_graph_stay_there() -> None:
+    owner = Owner()
+    pool = pool_of(owner)
+    with pool.capturing([K8]) as capturing:
+        forward(K8, capturing.state(K8, Phase.WARMUP))
+        state = capturing.state(K8, Phase.CAPTURE)
+        graph = pool.backend.capture(lambda: forward(K8, state))
+        capturing.commit(K8, graph.replay, None, graph=graph)
+    pool.rebind(owner.move())
+    pool.refresh(K8, 5)
+    pool.replay(K8)
+    assert torch.equal(graph.outputs, CACHE / 5)
+
+
+def test_a_consumers_smaller_bound_is_not_adopted() -> None:
+    """It is baked in, and the lender's batches go up to the lender's."""
+
+    class Bounded:
+        host_values = {"*.n": "at_most"}
+
+        def __init__(self, capacity: int) -> None:
+            self.x, self.capacity = torch.zeros(8), capacity
+
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            self.x.fill_(batch or 0.0)
+            return {"m": {"x": self.x, "n": self.capacity if batch is None else int(batch)}}
+
+    def run(key: Any, state: Any) -> torch.Tensor:
+        return state["m"]["x"] * state["m"]["n"]
+
+    target, draft = pool_of(Bounded(64)), pool_of(Bounded(8), name="draft")
+    target.capture([K8], run)
+    draft.capture([K8], run)
+    with pytest.raises(RebindError) as caught:
+        share_states(target, draft, adopt=True)
+    assert caught.value.path == "m.n"
+
+
+def test_an_empty_part_of_a_buffer_does_not_keep_it_alive() -> None:
+    """A step of decodes alone has an empty slice for its prefills."""
+
+    class Sliced(Owner):
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            state = super().build(key, batch, phase)
+            rows = key.num_tokens
+            empty = self.seq_lens[rows:rows]
+            return AttentionState({**state.attn_metadata, "prefill": empty}, state.slot_mappings)
+
+    owner = Sliced()
+    pool = pool_of(owner)
+    pool.capture([K8, K4], forward)
+    old = StorageWeakRef(owner.seq_lens.untyped_storage())
+    pool.rebind(owner.move())
+    assert old.expired()
+    pool.refresh(K4, 2)
+    assert torch.equal(pool.replay(K4), CACHE[:4] / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -55,6 +56,9 @@ class Place:
         nbytes: From there to the end of its last element.
         pool: The pool whose owner builds it, for a leaf of a state; else empty.
         also: Further names of the same bytes: layers share their metadata.
+        steps: Where there are gaps, as in a column of a matrix: size and stride of each dimension,
+            in bytes, the longest stride first.
+        item: Bytes of an element, where there are gaps.
     """
 
     use: Use
@@ -63,6 +67,19 @@ class Place:
     nbytes: int
     pool: str = ""
     also: tuple[str, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
+    item: int = 0
+
+    def holds(self, address: int) -> bool:
+        """Whether an address is that of one of its bytes, not of a gap between them."""
+        rest = address - self.address
+        if not 0 <= rest < self.nbytes:
+            return False
+        if not self.steps:
+            return True
+        for size, stride in self.steps:
+            rest -= min(rest // stride, size - 1) * stride
+        return rest < self.item
 
 
 def place_of(use: Use, name: str, tensor: torch.Tensor, pool: str = "") -> Place | None:
@@ -71,9 +88,28 @@ def place_of(use: Use, name: str, tensor: torch.Tensor, pool: str = "") -> Place
         start = address_of(tensor)
         if start == 0 or tensor.numel() == 0:
             return None
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        last = sum((size - 1) * step for size, step in steps)
-        return Place(use, name, start, (last + 1) * tensor.element_size(), pool)
+        item = tensor.element_size()
+        steps = [
+            (size, step * item)
+            for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+            if size > 1 and step
+        ]
+        nbytes = sum((size - 1) * step for size, step in steps) + item
+        return Place(use, name, start, nbytes, pool, (), *_gaps(steps, nbytes, item))
+
+
+def _gaps(
+    steps: list[tuple[int, int]], nbytes: int, item: int
+) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return the dimensions and an item's size where there are gaps between nested ones."""
+    steps = sorted(steps, key=lambda each: -each[1])
+    elements = math.prod(size for size, _ in steps)
+    span = item
+    for size, step in reversed(steps):
+        if step < span:  # dimensions that overlap: then all from first to last counts
+            return (), 0
+        span = (size - 1) * step + span
+    return (tuple(steps), item) if elements * item < nbytes else ((), 0)
 
 
 def named_tensors(what: str, named: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -114,9 +150,10 @@ class Places:
     """
 
     def __init__(self, places: Iterable[Place]) -> None:
-        same: dict[tuple[Use, str, int, int], list[Place]] = {}
+        same: dict[Any, list[Place]] = {}
         for each in places:
-            same.setdefault((each.use, each.pool, each.address, each.nbytes), []).append(each)
+            where = each.use, each.pool, each.address, each.nbytes, each.steps
+            same.setdefault(where, []).append(each)
         merged = [
             replace(
                 first,
@@ -142,7 +179,7 @@ class Places:
         place = bisect_right(self._starts, address) - 1
         while place >= 0 and self._reach[place] > address:
             each = self.all[place]
-            if address < each.address + each.nbytes:
+            if each.holds(address):
                 found.append(each)
             place -= 1
         if len(found) > 1:

@@ -142,8 +142,9 @@ def _addresses(reading: GraphReading) -> list[int]:
 
 
 def _reads(ascending: list[int], leaf: Place) -> bool:
-    found = bisect_left(ascending, leaf.address)
-    return found < len(ascending) and ascending[found] < leaf.address + leaf.nbytes
+    first = bisect_left(ascending, leaf.address)
+    last = bisect_left(ascending, leaf.address + leaf.nbytes)
+    return any(leaf.holds(ascending[place]) for place in range(first, last))
 
 
 def _own_memory(pool: PoolCore[Any], entry: Entry[Any], *, build: bool) -> MemoryRanges:

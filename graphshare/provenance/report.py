@@ -198,13 +198,14 @@ class Provenance:
 
 
 def _within(address: Address, place: Place) -> bool:
-    return 0 <= address.address - place.address < place.nbytes
+    return place.holds(address.address)
 
 
 def _place(content: dict[str, Any]) -> Place:
     fields = dict(content)
     use = Use(fields.pop("use"))
-    return Place(use=use, also=tuple(fields.pop("also")), **fields)
+    steps = tuple((size, stride) for size, stride in fields.pop("steps", ()))
+    return Place(use=use, also=tuple(fields.pop("also")), steps=steps, **fields)
 
 
 def _address(content: dict[str, Any]) -> Address:

@@ -13,10 +13,12 @@ from graphshare import (
     BatchDescriptor,
     GraphPool,
     Phase,
+    ProvenanceError,
     RebindError,
     StaleStateError,
     share_states,
 )
+from graphshare.provenance import Provenance
 
 K8, K4 = BatchDescriptor(8), BatchDescriptor(4)
 CACHE = torch.randn(8, 4)
@@ -241,6 +243,33 @@ def test_a_consumers_smaller_bound_is_not_adopted() -> None:
     with pytest.raises(RebindError) as caught:
         share_states(target, draft, adopt=True)
     assert caught.value.path == "m.n"
+
+
+def test_columns_of_one_matrix_are_told_apart() -> None:
+    """A graph that reads one leaf is no proof that it reads the one whose rows lie between."""
+
+    class Columns:
+        def __init__(self) -> None:
+            self.both = torch.zeros(8, 2)
+
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            self.both.fill_(batch or 1.0)
+            return {"a": self.both[:, 0], "b": self.both[:, 1]}
+
+    stray = torch.ones(8)
+    target, draft = pool_of(Columns()), pool_of(name="draft")
+    shared = share_states(target, draft)
+    target.capture([K8], lambda key, state: state["a"] + state["b"])
+    draft.capture([K8], lambda key, state: stray + state["b"])
+    with pytest.raises(ProvenanceError) as caught:
+        shared.prove()
+    assert caught.value.path == "a"
+    other = pool_of(Columns())
+    other.capture([K8], lambda key, state: state["b"][3:] * 1.0)
+    report = other.provenance(K8)
+    assert {each.name for node in report.nodes for each in node.addresses} >= {"b"}
+    assert "a" not in {each.name for node in report.nodes for each in node.addresses}
+    assert Provenance.from_json(report.to_json()) == report
 
 
 def test_an_empty_part_of_a_buffer_does_not_keep_it_alive() -> None:

@@ -162,7 +162,9 @@ class Refusals:
         """A replay on a state that is not fresh for this key, or another use of it."""
         if why.rule is Staleness.RELEASED:
             return self.released(key, "its state was released", by=why, doing=doing)
-        by = f" by {why.by[0]} for key {why.by[1]}" if why.by else ""
+        by = f" by {why.by[0]}" if why.by else ""
+        if why.by and why.by[1] is not None:  # what a rebind does is for no key
+            by += f" for key {why.by[1]}"
         return self.counted(
             StaleStateError(
                 f"{self.name}: {doing} on a stale state",

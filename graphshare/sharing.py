@@ -143,7 +143,7 @@ class SharedStates(Generic[P, C]):
             What was found in the consumer's graphs, by key.
 
         Raises:
-            ReleasedStateError: The loan has ended.
+            ReleasedStateError: The loan has ended, or the lender let a key go.
             KeyMismatchError: A key is not captured or not borrowed, or there is none.
             TypeError: ``keys`` is one key, or ``build`` no switch.
             ProvenanceError: A graph does not read what it should, or cannot be read.
@@ -155,11 +155,17 @@ class SharedStates(Generic[P, C]):
         if self._loan.closed:
             raise consumer.refuse.released(None, "the loan was closed", doing="prove")
         lent: dict[Any, Any] = {}
+        gone: list[Any] = []
         for key, entry in consumer.holdings.entries.items():
             lender = self._loan.lender_entry(key) if entry.borrowed else None
             if lender is not None and lender.record is entry.record:
                 lent[key] = lender
-        found: dict[Any, Provenance] = prove(consumer, lent, keys, build=build)
+            elif entry.borrowed:
+                gone.append(key)
+        lender_name = self.producer.name
+        found: dict[Any, Provenance] = prove(
+            consumer, lent, keys, gone=gone, lender=lender_name, build=build
+        )
         return found
 
     def close(self) -> None:

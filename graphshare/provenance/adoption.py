@@ -148,7 +148,8 @@ def _plan(
             )
     paths = {leaf.path for leaf in expected.tensors}
     try:
-        moves = Moves(_pairs(consumer, entry, mine, theirs, paths), shared_ok=True)
+        pairs = _pairs(consumer, entry, mine, theirs, paths)
+        moves = Moves(pairs, shared_ok=True)
         if device.type == "cuda" and moves.misaligned():
             old, new = moves.misaligned()[0]
             raise _refused(
@@ -158,7 +159,8 @@ def _plan(
                 f"an address aligned as {old.data_ptr():#x} is, to at most 256 bytes",
                 f"{new.data_ptr():#x}",
             )
-        _check_rest(consumer, entry, graph, moves)
+        stays = MemoryRanges.of(own for own, other in pairs if own.data_ptr() == other.data_ptr())
+        _check_rest(consumer, entry, graph, moves, stays)
         patch = graph.patch(moves)
         outputs = with_tensors(entry.outputs, moves.tensor)
         graph_outputs = outputs_of(graph, entry, outputs, moves)
@@ -209,14 +211,27 @@ def _pairs(
 
 
 def _check_rest(
-    consumer: PoolCore[Any], entry: Entry[Any], graph: InspectableGraph, moves: Moves
+    consumer: PoolCore[Any],
+    entry: Entry[Any],
+    graph: InspectableGraph,
+    moves: Moves,
+    stays: MemoryRanges,
 ) -> None:
-    """Refuse a graph that reads buffers of its own owner which are not in its state."""
+    """Refuse a graph that reads buffers of its own owner which are not in its state.
+
+    Args:
+        consumer: The pool.
+        entry: The key.
+        graph: Its graph.
+        moves: Where its state goes.
+        stays: What of its state is the lender's already.
+    """
     own = entry.record.book.footprint().union(entry.record.footprint(entry.owner_key))
     for node in graph.read().nodes:
         for word in node.words:
             byte = MemoryRanges((word.address,), (word.address + 1,), own.device)
-            if own.contains(byte) and moves.pair_at(word.address) is None:
+            known = moves.pair_at(word.address) is not None or stays.contains(byte)
+            if own.contains(byte) and not known:
                 named = f"{node.number}: {node.name}"
                 raise _refused(
                     consumer,

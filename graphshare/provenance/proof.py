@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from graphshare.arguments import listed
@@ -27,6 +27,8 @@ def prove(
     lent: dict[Hashable, Entry[Any]],
     keys: Iterable[Hashable] | None,
     *,
+    gone: Sequence[Hashable] = (),
+    lender: str,
     build: bool,
 ) -> dict[Hashable, Provenance]:
     """Prove it for some keys of a borrower.
@@ -35,12 +37,15 @@ def prove(
         consumer: The borrower.
         lent: For each of its borrowed keys, the lender's entry.
         keys: Of the consumer; by default all that are borrowed.
+        gone: Borrowed keys whose states the lender let go since.
+        lender: The lender's name.
         build: Whether to have the consumer's own owner build, to know its buffers.
 
     Returns:
         What was found in the consumer's graphs, by key.
 
     Raises:
+        ReleasedStateError: The lender let a key go, or all of them.
         KeyMismatchError: A key is not captured, or not borrowed, or there is none.
         ProvenanceError: A graph cannot be read, or it does not read what it should.
     """
@@ -51,12 +56,16 @@ def prove(
             f"{refuse.name}: prove: keys", keys, "keys", "Put a single key into a list."
         )
     missing = [key for key in chosen if key not in lent]
+    dropped = [key for key in (gone if keys is None and not lent else missing) if key in gone]
+    if dropped:
+        got = f"{lender} has released it, or captured it anew"
+        raise refuse.released(dropped[0], got, doing="prove")
     if missing or not chosen:
         raise _nothing_to_prove(consumer, lent, missing)
     reports: dict[Hashable, Provenance] = {}
     for key in chosen:
-        entry, lender = consumer.lookup(key, "prove"), lent[key]
-        theirs = readable_graph(lender, refuse, "prove").read()
+        entry = consumer.lookup(key, "prove")
+        theirs = readable_graph(lent[key], refuse, "prove").read()
         mine = readable_graph(entry, refuse, "prove").read()
         places = Places(places_of(entry, consumer.device, consumer.holdings.named))
         report = reports[key] = report_of(
@@ -67,7 +76,7 @@ def prove(
             backend=consumer.backend.name,
             device=consumer.device,
         )
-        _check_borrowed(refuse, entry, leaves_of(entry, consumer.device), theirs, mine)
+        _check_borrowed(refuse, entry, lender, leaves_of(entry, consumer.device), theirs, mine)
         if consumer.owner is not None:
             own = _own_memory(consumer, entry, build=build)
             _check_own(refuse, entry, report, own)
@@ -97,6 +106,7 @@ def _nothing_to_prove(
 def _check_borrowed(
     refuse: Refusals,
     entry: Entry[Any],
+    lender: str,
     leaves: Iterable[Place],
     theirs: GraphReading,
     mine: GraphReading,
@@ -104,7 +114,6 @@ def _check_borrowed(
     held = _addresses(theirs), _addresses(mine)
     lent = [leaf for leaf in Places(leaves).all if _reads(held[0], leaf)]
     lost = [leaf for leaf in lent if not _reads(held[1], leaf)]
-    lender = entry.record.pool_name
     if not lent:
         raise refuse.counted(
             ProvenanceError(

@@ -6,6 +6,7 @@ from tests.mutations.mutation import Mutation
 
 _PROVENANCE = "tests/contract/test_provenance.py::"
 _REBIND = "tests/contract/test_rebind.py::"
+_FAULTS = "tests/unit/test_rebind_faults.py::"
 _MOVES = "tests/property/test_moves.py::"
 
 MUTATIONS = (
@@ -188,7 +189,7 @@ MUTATIONS = (
         "adopted-with-more-than-its-state",
         "a graph that reads more of its owner's buffers than its state is not adopted",
         "provenance/adoption.py",
-        "        _check_rest(consumer, entry, graph, moves)\n",
+        "        _check_rest(consumer, entry, graph, moves, stays)\n",
         "",
         (f"{_REBIND}test_what_does_not_correspond_is_not_adopted",),
     ),
@@ -207,5 +208,37 @@ MUTATIONS = (
         "        if made is not None:\n            return made\n",
         "",
         (f"{_MOVES}test_what_was_shared_is_shared_again",),
+    ),
+    Mutation(
+        "rebind-during-a-capture",
+        "graphs that are being captured would stay on the old memory",
+        "provenance/rebinding.py",
+        "    if pool.ledger.captures_under_way:\n",
+        "    if False:\n",
+        (f"{_FAULTS}test_no_rebind_while_a_borrower_captures",),
+    ),
+    Mutation(
+        "declared-writes-left-behind",
+        "what a build is declared to write moves with a rebind",
+        "provenance/rebinding.py",
+        "        record.redeclare(each)\n",
+        "        pass\n",
+        (f"{_FAULTS}test_what_a_build_is_declared_to_write_moves_with_it",),
+    ),
+    Mutation(
+        "gaps-count",
+        "an address between the rows of a leaf is not the leaf's",
+        "provenance/places.py",
+        "        return rest < self.item\n",
+        "        return True\n",
+        (f"{_FAULTS}test_columns_of_one_matrix_are_told_apart",),
+    ),
+    Mutation(
+        "conjugate-views-made-plain",
+        "a conjugate view stays one on other memory",
+        "capture/moves.py",
+        "            return view.conj() if tensor.is_conj() else view\n",
+        "            return view\n",
+        (f"{_FAULTS}test_conjugate_and_negative_views_stay_what_they_are",),
     ),
 )

@@ -15,6 +15,7 @@ from graphshare import (
     Phase,
     ProvenanceError,
     RebindError,
+    ReleasedStateError,
     StaleStateError,
     share_states,
 )
@@ -290,3 +291,57 @@ def test_an_empty_part_of_a_buffer_does_not_keep_it_alive() -> None:
     assert old.expired()
     pool.refresh(K4, 2)
     assert torch.equal(pool.replay(K4), CACHE[:4] / 2)
+
+
+@pytest.mark.parametrize("whose", ["one buffer", "one owner"])
+def test_adoption_of_buffers_that_are_the_lenders_already(whose: str) -> None:
+    lender = Owner()
+    own = lender if whose == "one owner" else Owner()
+    own.seq_lens = lender.seq_lens
+    target, draft = pool_of(lender), pool_of(own, name="draft")
+    target.capture([K8], forward)
+    draft.capture([K8], forward)
+    share_states(target, draft, adopt=True)
+    target.refresh(K8, 5)
+    assert torch.equal(draft.replay(K8), CACHE / 5)
+
+
+@pytest.mark.parametrize("how", ["released", "closed", "captured anew"])
+@pytest.mark.parametrize("keys", [None, [K8]])
+def test_nothing_is_proven_of_what_the_lender_let_go(how: str, keys: Any) -> None:
+    owner = Owner()
+    target, draft = pool_of(owner), pool_of(name="draft")
+    shared = share_states(target, draft)
+    target.capture([K8], forward)
+    draft.capture([K8], forward)
+    if how == "released":
+        target.release()
+    elif how == "closed":
+        target.close()
+    else:
+        owner.move()
+        target.recapture()
+    with pytest.raises(ReleasedStateError):
+        shared.prove(keys)
+
+
+def test_whose_graph_reads_nothing_is_named_in_a_chain() -> None:
+    target, middle, draft = pool_of(Owner()), pool_of(name="middle"), pool_of(name="draft")
+    share_states(target, middle)
+    shared = share_states(middle, draft)
+    target.capture([K8], forward)
+    middle.capture([K8], lambda key, state: CACHE + 1)
+    draft.capture([K8], forward)
+    with pytest.raises(ProvenanceError, match="of middle"):
+        shared.prove()
+
+
+def test_a_state_that_moved_is_stale_for_no_key() -> None:
+    owner = Owner()
+    pool = pool_of(owner)
+    pool.capture([K8], forward)
+    pool.refresh(K8, 1)
+    pool.rebind(owner.move())
+    with pytest.raises(StaleStateError) as caught:
+        pool.replay(K8)
+    assert "None" not in str(caught.value)

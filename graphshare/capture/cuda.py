@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
+from graphshare.capture._collection import no_collection
 from graphshare.capture._cuda_graph import GraphNodes
 from graphshare.capture._cuda_memory import Span, spans_of
 from graphshare.capture._failure import forward_raised
@@ -224,7 +225,8 @@ class CudaBackend:
                 graph.register_generator_state(generator)
             reserved_bytes = torch.cuda.memory_reserved()
             try:
-                with self._on_side_stream(), _no_collection():
+                # A collection may free a dead memory pool, and cudaFree voids a capture.
+                with self._on_side_stream(), no_collection():
                     outputs = _record(graph, forward, memory, self._mode)
                 if self._inspectable:
                     graph.instantiate()
@@ -308,15 +310,3 @@ def _replay_released() -> NoReturn:
     raise ReleasedStateError(
         "replay of a CUDA graph", expected="a captured graph", got="one that was released"
     )
-
-
-@contextlib.contextmanager
-def _no_collection() -> Generator[None, None, None]:
-    # A collection may free a dead memory pool, and cudaFree voids a capture.
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

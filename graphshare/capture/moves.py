@@ -27,6 +27,7 @@ class _Move(NamedTuple):
     old: torch.Tensor
     new: torch.Tensor
     ranges: MemoryRanges
+    target: MemoryRanges
     by: int
 
 
@@ -60,14 +61,14 @@ class Moves:
             _check_alike(old, new)
             with plain_tensors():
                 by = new.data_ptr() - old.data_ptr()
-            ranges = _bytes_of(old)
+            ranges, target = _bytes_of(old), _bytes_of(new)
             _check_bytes("old", old, ranges)
-            _check_bytes("new", new, _bytes_of(new))
+            _check_bytes("new", new, target)
             if by and ranges:
-                moves.append(_Move(old, new, ranges, by))
+                moves.append(_Move(old, new, ranges, target, by))
         self.pairs = tuple((move.old, move.new) for move in moves)
         self.each = tuple(move.ranges for move in moves)
-        targets = tuple(_bytes_of(move.new) for move in moves)
+        targets = tuple(move.target for move in moves)
         _check_apart("old", self.each)
         if not shared_ok:
             _check_apart("new", targets)

@@ -145,11 +145,10 @@ class InspectedPool(PoolCore[K]):
             RebindError: A node cannot be changed, a tensor lies in moved memory in part, the new
                 memory is less aligned, or another pool reads the old memory.
             TypeError, ValueError: The pairs are wrong in themselves.
+            RuntimeError: A capture is under way on the device.
         """
         from graphshare.provenance.rebinding import rebind
 
-        if self._capturing:
-            raise RuntimeError(f"{self.name}: rebind during a capture of this pool")
         where = f"{self.name}: rebind"
         pools: list[Any] = [
             self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphshare.capture._collection import no_collection
 from graphshare.capture.moves import Moves, SplitError
 from graphshare.capture.patching import Patch
 from graphshare.core import PoolCore
@@ -76,19 +76,8 @@ def rebind(
         RebindError: It cannot be done.
     """
     first = pools[0]
-    with _no_collection():  # thousands of small objects, none of them in a cycle
+    with no_collection():  # thousands of small objects, none of them in a cycle
         return _rebind(first, pools, moves, keys, unused_ok=unused_ok)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Generator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _rebind(
@@ -312,9 +301,11 @@ def _redeclared(
     found: list[tuple[StateRecord, dict[Hashable, MemoryRanges]]] = []
     for book in books.values():
         for record in book.records():
+            if id(record) in ours:
+                continue
             before = record.declared()
             after = {key: each.union(moves.memory(each)) for key, each in before.items()}
-            if id(record) not in ours and after != before:
+            if after != before:
                 found.append((record, after))
     return found
 

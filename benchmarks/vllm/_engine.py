@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import random
@@ -33,7 +34,7 @@ def start(
     cudagraph_mode: str = "FULL",
     backend: str | None = None,
     liveliness: float = 0.35,
-    cache_gib: float = 1.0,
+    cache_gib: float = 0.5,
     num_draft_tokens: int = 3,
     before: Callable[[], object] | None = None,
 ) -> Any:
@@ -55,7 +56,7 @@ def start(
     use_in(loader, liveliness)
     if before is not None:
         before()
-    _remember_runner()
+    remember_runner()
     target, draft = write_pair(Path(tempfile.mkdtemp()), pair, method)
     options: dict[str, Any] = {}
     if backend is not None:
@@ -68,7 +69,7 @@ def start(
         dtype="bfloat16",
         max_model_len=2048,
         max_num_seqs=64,
-        gpu_memory_utilization=0.05,
+        gpu_memory_utilization=0.02,
         kv_cache_memory_bytes=int(cache_gib * 2**30),
         enable_prefix_caching=False,
         speculative_config={
@@ -85,10 +86,27 @@ def start(
     )
 
 
+def stop(llm: Any) -> None:
+    """End the engine, so that this process may start another."""
+    _runners.clear()
+    try:
+        llm.llm_engine.engine_core.shutdown()
+    finally:
+        del llm
+        workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
+        workspace.reset_workspace_manager()
+        parallel: Any = importlib.import_module("vllm.distributed.parallel_state")
+        parallel.cleanup_dist_env_and_memory()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 _runners: list[Any] = []
 
 
-def _remember_runner() -> None:
+@functools.cache
+def remember_runner() -> None:
+    """Keep hold of the model runner of each engine to come; before graphshare is activated."""
     # vLLM hides it well: behind its engine's clients, and frozen for the garbage collector.
     module: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
     warm_up = module.Worker.compile_or_warm_up_model

@@ -24,6 +24,7 @@ class Upstream:
 
     def __init__(self) -> None:
         self._seen: list[dict[str, Any]] = []
+        self._unwatch: list[Callable[[], object]] = []
 
     def watch(self) -> None:
         """Look at each forward of a draft's prefill from now on, outside of captures."""
@@ -53,6 +54,12 @@ class Upstream:
                 delattr(speculator, prefill)
 
         setattr(kind, name, capture)
+        self._unwatch.append(lambda: setattr(kind, name, original))
+
+    def unwatch(self) -> None:
+        """Look no more."""
+        while self._unwatch:
+            self._unwatch.pop()()
 
     def found(self) -> list[dict[str, Any]]:
         """One entry a descriptor."""

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 from benchmarks._measure import machine
 from benchmarks.vllm import _engine, _faults, _models, _time
-from graphshare.adapters.vllm import activate, sessions, statistics
+from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
 from graphshare.adapters.vllm.switch import Mode, mode_from
 
 
@@ -147,34 +147,39 @@ TAKE_TIMES = ("host", "profile", "endtoend")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="+", choices=TASKS)
-    parser.add_argument("--pair", choices=_models.PAIRS, default="small")
-    parser.add_argument("--method", choices=("eagle", "eagle3"), default="eagle")
-    parser.add_argument("--cudagraph-mode", default="FULL")
-    parser.add_argument("--backend")
-    parser.add_argument("--liveliness", type=float, default=0.35)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--unseen", action="store_true", help="a version that is known will do")
-    parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args(arguments)
+    run(arguments)
+    os._exit(0)  # an engine whose step was refused does not end well
+
+
+def run(arguments: Sequence[str] | None = None, *, again: bool = False) -> None:
+    """Run one scenario; what it finds is in its JSON.
+
+    Args:
+        arguments: As on the command line.
+        again: Whether this process has run one before. vLLM calls plug-ins once in a process, so
+            graphshare is then activated as its plug-in would.
+    """
+    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
     mode = mode_from(os.environ)
-    if options.unseen and mode is not Mode.OFF:
-        activate(mode, unseen=True)  # before vLLM loads the plug-in, which then has nothing to do
+    deactivate()
+    _engine.remember_runner()
+    if mode is not Mode.OFF and (options.unseen or again):
+        activate(mode, unseen=options.unseen)  # before vLLM loads the plug-in, if it does
     result: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
     began = time.perf_counter()
 
     def save() -> None:
-        options.json.write_text(json.dumps(result, indent=1, default=str))
+        # Whole or not at all: it may be read, or this process ended, at any time.
+        draft = options.json.with_suffix(".part")
+        draft.write_text(json.dumps(result, indent=1, default=str))
+        draft.replace(options.json)
 
-    def guarded(name: str, run: Callable[[], Any]) -> Any:
+    def guarded(name: str, task: Callable[[], Any]) -> Any:
         started = time.perf_counter()
         try:
-            result[name] = run()
+            result[name] = task()
         except BaseException as error:  # noqa: BLE001
             result[name] = {"failed": repr(error), "traceback": traceback.format_exc()[-6000:]}
             print(f"{options.json.stem}: {name} FAILED: {error!r}", flush=True)
@@ -191,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
             cudagraph_mode=options.cudagraph_mode,
             backend=options.backend,
             liveliness=options.liveliness,
-            cache_gib=4.0 if options.pair == "8b" else 1.0,
+            cache_gib=4.0 if options.pair == "8b" else 0.5,
             before=upstream.watch,
         )
         kept.append(llm)
@@ -202,6 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
     guarded("start", begin)
     guarded("machine", machine)
     guarded("draft_saw", upstream.found)
+    upstream.unwatch()
     for name in options.tasks:
         if name in TAKE_TIMES:
             while options.wait_for is not None and not options.wait_for.exists():
@@ -209,8 +215,25 @@ def main(arguments: list[str] | None = None) -> None:
         if kept:
             guarded(name, lambda name=name: TASKS[name](kept[0], options))
     guarded("statistics", lambda: {k: _plain(v) for k, v in _fields(statistics()).items()})
+    if kept:
+        guarded("stop", lambda: _engine.stop(kept.pop()))
     print(f"{options.json.stem}: done in {time.perf_counter() - began:.0f} s", flush=True)
-    os._exit(0)  # an engine whose step was refused does not end well
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="+", choices=TASKS)
+    parser.add_argument("--pair", choices=_models.PAIRS, default="small")
+    parser.add_argument("--method", choices=("eagle", "eagle3"), default="eagle")
+    parser.add_argument("--cudagraph-mode", default="FULL")
+    parser.add_argument("--backend")
+    parser.add_argument("--liveliness", type=float, default=0.35)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--unseen", action="store_true", help="a version that is known will do")
+    parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
+    parser.add_argument("--json", type=Path, required=True)
+    return parser
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -90,7 +91,9 @@ def stop(llm: Any) -> None:
     """End the engine, so that this process may start another."""
     _runners.clear()
     try:
-        llm.llm_engine.engine_core.shutdown()
+        # The V2 model runner of 0.20.2 has no method for it.
+        with contextlib.suppress(AttributeError):
+            llm.llm_engine.engine_core.shutdown()
     finally:
         del llm
         workspace: Any = importlib.import_module("vllm.v1.worker.workspace")

@@ -1,17 +1,17 @@
-"""Times in a real vLLM: of the adapter alone, of a step's parts, and end to end."""
+"""Times in a real vLLM: of the adapter alone, and end to end."""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks._measure import bootstrap
+from benchmarks._measure import Ratio, bootstrap
 from benchmarks._turns import difference_us, in_turn
 from benchmarks.vllm import _engine
 from graphshare.adapters.vllm import sessions
@@ -126,7 +126,8 @@ def host_time(llm: Any, options: Any) -> dict[str, Any]:
             return sample
 
         with torch.inference_mode():
-            variants = {"on": sampler(True), "off": sampler(False)}
+            # Where vLLM rebuilds, graphshare's hook is asked to and does not.
+            variants = {"on": sampler(True, rebuild=step.rebuilds), "off": sampler(False)}
             if step.rebuilds:
                 variants["rebuilt"] = sampler(False, rebuild=True)
             timing = in_turn(variants, turns=4, rounds=100, warmup=5)
@@ -142,93 +143,6 @@ def host_time(llm: Any, options: Any) -> dict[str, Any]:
             found[str(concurrency)]["rebuild_us"] = difference_us(
                 timing, "rebuilt", "off"
             )._asdict()
-    return found
-
-
-def profile(llm: Any, options: Any) -> dict[str, Any]:
-    """Where a step's host time goes: medians over steps on full graphs, in microseconds."""
-    runner = _engine.runner()
-    speculator = runner.speculator
-    parts: list[tuple[Any, str, str]] = [
-        (runner, "execute_model", "execute_model"),
-        (runner, "prepare_inputs", "execute_model / prepare_inputs"),
-        (runner, "prepare_attn", "execute_model / block tables and slots"),
-        (runner.model_state, "prepare_attn", "execute_model / metadata build"),
-        (runner.cudagraph_manager, "run_fullgraph", "execute_model / graph launch"),
-        (runner, "sample_tokens", "sample_tokens"),
-        (runner, "sample", "sample_tokens / sample"),
-        (speculator, "propose", "sample_tokens / propose"),
-        (speculator, "_build_draft_attn_metadata", "propose / metadata builds"),
-        (speculator.prefill_cudagraph_manager, "run_fullgraph", "propose / prefill launch"),
-        (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
-        (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
-    ]
-    found: dict[str, Any] = {}
-    for concurrency in options.concurrency:
-        spent: dict[str, float] = defaultdict(float)
-        steps: list[dict[str, float]] = []
-        undo: list[tuple[Any, str, Any]] = []
-        builds = [0]
-
-        def timed(
-            target: Any,
-            name: str,
-            label: str,
-            spent: dict[str, float] = spent,
-            builds: list[int] = builds,
-            undo: list[tuple[Any, str, Any]] = undo,
-        ) -> None:
-            inner = getattr(target, name)
-
-            def run(*args: Any, **kwargs: Any) -> Any:
-                start = time.perf_counter()
-                try:
-                    return inner(*args, **kwargs)
-                finally:
-                    took = time.perf_counter() - start
-                    if kwargs.get("max_query_len", 1) > 1 and "builds" in label:
-                        spent["propose / metadata build of the prefill"] += took
-                    else:
-                        spent[label] += took
-                    builds[0] += "builds" in label
-
-            undo.append((target, name, vars(target).get(name)))
-            setattr(target, name, run)
-
-        for target, name, label in parts:
-            timed(target, name, label)
-        engine = llm.llm_engine
-        inner_step = engine.step
-
-        def step(
-            inner_step: Any = inner_step,
-            spent: dict[str, float] = spent,
-            steps: list[dict[str, float]] = steps,
-        ) -> Any:
-            spent.clear()
-            start = time.perf_counter()
-            result = inner_step()
-            spent["step of the engine"] = time.perf_counter() - start
-            steps.append(dict(spent))
-            return result
-
-        engine.step = step
-        _engine.serve(llm, _engine.prompts(concurrency, seed=8), new=64, every=1, name="profile")
-        del engine.step
-        for target, name, before in reversed(undo):
-            if before is None:
-                delattr(target, name)
-            else:
-                setattr(target, name, before)
-        whole = [each for each in steps if each.get("propose / prefill launch")]
-        labels = sorted({label for each in whole for label in each})
-        found[str(concurrency)] = {
-            "steps": len(whole),
-            "median_us": {
-                label: round(statistics.median(each.get(label, 0.0) for each in whole) * 1e6, 1)
-                for label in labels
-            },
-        }
     return found
 
 
@@ -291,5 +205,23 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
                     if name != "off"
                 },
             }
+            if "skipped" in times:
+                found[f"concurrency {concurrency}, {new} tokens"][
+                    "share_of_what_skipping_saves"
+                ] = _share(times)._asdict()
     session.resume()
     return found
+
+
+def _share(times: dict[str, list[float]]) -> Ratio:
+    """How much of what skipping the rebuild saves is saved by borrowing, with a 95% interval."""
+    rounds = list(zip(*(times[name] for name in ("on", "off", "skipped")), strict=True))
+    rng = random.Random(0)
+
+    def share(sample: list[tuple[float, float, float]]) -> float:
+        won = statistics.median(1 - on / off for on, off, _ in sample)
+        there = statistics.median(1 - skipped / off for _, off, skipped in sample)
+        return won / there if there else math.nan
+
+    resampled = sorted(share(rng.choices(rounds, k=len(rounds))) for _ in range(1000))
+    return Ratio(share(rounds), resampled[25], resampled[975])

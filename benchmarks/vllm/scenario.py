@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks._measure import machine
-from benchmarks.vllm import _engine, _faults, _models, _time
+from benchmarks.vllm import _engine, _faults, _models, _profile, _time
 from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
 from graphshare.adapters.vllm.switch import Mode, mode_from
 
@@ -138,7 +138,7 @@ TASKS: dict[str, Callable[[Any, Any], Any]] = {
     "builds": builds,
     "faults": _faults.plant,
     "host": _time.host_time,
-    "profile": _time.profile,
+    "profile": _profile.profile,
     "endtoend": _time.end_to_end,
     "die": _faults.die,
 }

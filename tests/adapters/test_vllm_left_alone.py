@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from functools import partial
@@ -191,6 +192,65 @@ def test_hooks_are_taken_off_and_put_on_between_steps(vllm) -> None:
     session.resume()
     assert serve(runner, requests(1)) == alone
     assert statistics().builds_avoided == 2 * avoided
+
+
+def wrap(target, name):
+    """Put a method of somebody else's on top, as profilers do."""
+    inner = getattr(target, name)
+
+    @functools.wraps(inner)
+    def theirs(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    setattr(target, name, theirs)
+
+
+@pytest.mark.parametrize("mode", ["on", "strict"])
+@pytest.mark.parametrize("cudagraph_mode", ["FULL", "FULL_AND_PIECEWISE"])
+def test_hooks_that_others_wrapped_do_nothing_once_taken_off(
+    vllm, mode, cudagraph_mode, caplog
+) -> None:
+    alone = serve(vllm.start(cudagraph_mode=cudagraph_mode), requests(1))
+    activate(mode)
+    runner = vllm.start(cudagraph_mode=cudagraph_mode)
+    (session,) = sessions()
+    speculator = runner.speculator
+    for target in (
+        runner.cudagraph_manager,
+        speculator.prefill_cudagraph_manager,
+        speculator.decode_cudagraph_manager,
+    ):
+        wrap(target, "dispatch")
+    wrap(runner.model_state, "prepare_attn")
+    wrap(speculator, "_build_draft_attn_metadata")
+    assert serve(runner, requests(1)) == alone
+    seen = statistics()
+    # On again, below and on top of theirs: a step is refreshed once.
+    session.pause()
+    assert serve(runner, requests(1)) == alone
+    assert statistics().builds == seen.builds
+    session.resume()
+    assert serve(runner, requests(1)) == alone
+    assert statistics().builds == {name: 2 * count for name, count in seen.builds.items()}
+    assert statistics().refusals == {}
+    deactivate()  # the pools are closed: any call of one would be refused
+    assert "stays as it is" in caplog.text
+    assert serve(runner, requests(1)) == alone
+
+
+def test_a_worker_that_others_wrapped_is_left_alone_once_it_is_over(vllm, monkeypatch) -> None:
+    worker = module("gpu_worker").Worker
+    own = worker.compile_or_warm_up_model
+    monkeypatch.setattr(worker, "compile_or_warm_up_model", own)  # to be put back at the end
+    activate()
+    wrap(worker, "compile_or_warm_up_model")
+    deactivate()
+    runner = vllm.start()
+    assert not {"capture_model", "_graphshare_session"} & set(vars(runner))
+    assert sessions() == ()
+    activate()
+    runner = vllm.start()
+    assert len(sessions()) == 1
 
 
 def test_a_failed_capture_takes_everything_back(vllm, monkeypatch) -> None:

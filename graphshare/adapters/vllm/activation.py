@@ -33,6 +33,7 @@ class _Activation:
         # A runner holds its session, so that the two go together.
         self._sessions: list[weakref.ref[Session]] = []
         self._patches = Patches()
+        self._ended = False
         self._stop_waiting = when_imported(_WORKER, self._worker_arrived)
 
     def sessions(self) -> tuple[Session, ...]:
@@ -40,6 +41,7 @@ class _Activation:
         return tuple(found)
 
     def undo(self) -> None:
+        self._ended = True
         self._stop_waiting()
         self._patches.undo()
         for session in self.sessions():
@@ -55,6 +57,8 @@ class _Activation:
 
         @functools.wraps(original)
         def compile_or_warm_up_model(worker: Any) -> Any:
+            if self._ended:  # somebody wrapped this one, so that it stayed
+                return original(worker)
             with Patches() as patches:
                 self._runner_captures(worker.model_runner, family, patches)
                 return original(worker)

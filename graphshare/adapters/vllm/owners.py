@@ -29,20 +29,11 @@ CaptureInputs = Callable[..., tuple[Mapping[str, Any], Mapping[str, torch.Tensor
 """vLLM's ``prepare_inputs_to_capture``."""
 
 
-class TargetBatch(NamedTuple):
-    """A step of the target, as the runner asks its model state for the metadata.
-
-    Attributes:
-        input_batch: vLLM's ``InputBatch``, padded to the descriptor.
-        cudagraph_mode: ``CUDAGraphMode.FULL``.
-        block_tables: For each cache group ``[num_reqs, max_num_blocks]`` int32, CUDA.
-        slot_mappings: ``[num_cache_groups, num_tokens]`` int64, CUDA.
-    """
-
-    input_batch: Any
-    cudagraph_mode: Any
-    block_tables: Any
-    slot_mappings: torch.Tensor
+TargetBatch = tuple[Any, Any, Any, torch.Tensor]
+"""A step of the target, as the runner asks its model state for the metadata: vLLM's ``InputBatch``,
+padded to the descriptor; ``CUDAGraphMode.FULL``; for each cache group a block table
+``[num_reqs, max_num_blocks]`` int32, CUDA; and slot mappings ``[num_cache_groups, num_tokens]``
+int64, CUDA. A plain tuple: one is made at each step."""
 
 
 class DecodeBatch(NamedTuple):
@@ -68,14 +59,20 @@ class _Owner:
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
 
     Attributes:
-        built: What vLLM's code returned for the last build, by layer; no slot mappings for a step.
+        metadata: What vLLM's code returned for the last build, by layer.
+        slots: Slot mappings by layer, of the last build for a capture.
     """
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
         self._runner = runner
         self._capture_inputs = capture_inputs
         self.host_values = host_values()
-        self.built = AttentionState(None)
+        self.metadata: Mapping[str, Any] = {}
+        self.slots: Mapping[str, torch.Tensor] = {}
+
+    def built(self) -> AttentionState:
+        """Return what vLLM gets for the last build for a capture."""
+        return AttentionState(self.metadata, self.slots)
 
     def _for_capture(self, key: Any, input_buffers: Any, groups: Any) -> Mapping[str, Any]:
         runner = self._runner
@@ -98,7 +95,7 @@ class _Owner:
                     consequence="A refresh would not look at what the graph reads",
                     remedy="Leave graphshare out of this model",
                 )
-        self.built = AttentionState(metadata, slots)
+        self.slots = slots
         return metadata
 
 
@@ -125,12 +122,9 @@ class TargetOwner(_Owner):
         if batch is None:
             metadata = self._for_capture(key, self._runner.input_buffers, self._groups())
         else:
-            input_batch, mode, block_tables, slot_mappings = batch
             cache = self._runner.kv_cache_config
-            metadata = self._prepare_attn(
-                input_batch, mode, block_tables, slot_mappings, self._groups(), cache
-            )
-            self.built = AttentionState(metadata)
+            metadata = self._prepare_attn(*batch, self._groups(), cache)
+        self.metadata = metadata
         return AttentionState({name: metadata[name] for name in self._layers})
 
     def lent(self, layers: Iterable[str]) -> Callable[[AttentionState], AttentionState]:
@@ -218,7 +212,7 @@ class DecodeOwner(_Owner):
             metadata = self._for_capture(key, speculator.input_buffers, speculator.attn_groups)
         else:
             metadata = self._build_metadata(*batch.args, **batch.kwargs)
-            self.built = AttentionState(metadata)
+        self.metadata = metadata
         return AttentionState(metadata)
 
     def writes(self, key: Any) -> list[torch.Tensor]:

@@ -1,6 +1,8 @@
 """Taking part in vLLM's steps: refreshes where vLLM builds, replays where it launches.
 
-All of it hangs on instances: taking it off leaves vLLM's own methods and graphs.
+All of it hangs on instances: taking it off leaves vLLM's own methods and graphs. What somebody else
+has wrapped since stays in its place, and then does what vLLM does: each hook asks whether its
+installation is still the current one.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Serving:
         self._rebuilds_prefill = rebuilds_prefill
         self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
         self._verify, self._checks_decodes = verify, checks_decodes
-        self._patches = Patches()
+        self._current: Patches | None = None
         self._batch: TargetBatch | None = None
         self._ran: Any = None
         self.verified = self.steered = 0
@@ -60,13 +62,14 @@ class Serving:
     @property
     def installed(self) -> bool:
         """Whether vLLM's steps go through the pools."""
-        return bool(self._patches)
+        return self._current is not None
 
     def install(self) -> None:
         """Put the hooks on; without effect where they are on."""
         if self.installed:
             return
-        runner, patches = self._runner, self._patches
+        runner = self._runner
+        patches = self._current = Patches()
         speculator = runner.speculator
         managers = [
             (runner.cudagraph_manager, self.target, self._plain),
@@ -90,7 +93,9 @@ class Serving:
 
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
-        self._patches.undo()
+        current, self._current = self._current, None
+        if current is not None:
+            current.undo()
         self._batch = None
 
     @staticmethod
@@ -119,10 +124,17 @@ class Serving:
         dispatch, prepare_attn = manager.dispatch, model_state.prepare_attn
         latest = target.keys()[0]
         keeps_batch = self._keeps_batch()
-        refresh = target.refresh
+        refresh, shared = target.refresh, self.shared
+        clock, lease_on = target.clock, target.holdings.lease_on
         owner: Any = target.owner
 
         def dispatched(*args: Any, **kwargs: Any) -> Any:
+            # A new step: its inputs come next, and the draft's decodes have moved the slots. In a
+            # healthy step nothing is left by now, so that telling it is rare.
+            lease = lease_on(clock.latest)
+            left = shared.live_key is not None or (lease is not None and lease.left > 0)
+            if left and self._current is patches:
+                target.invalidate(latest)
             self._ran = desc = dispatch(*args, **kwargs)
             return desc
 
@@ -136,11 +148,12 @@ class Serving:
             for_capture: bool = False,
         ) -> Any:
             nonlocal latest
-            if for_capture or cudagraph_mode.name != "FULL":
+            if for_capture or cudagraph_mode.name != "FULL" or self._current is not patches:
                 # Eager or piecewise: the same builders write the same buffers. Before they do:
                 # a build that fails has written, too. One key stands for all that they write, and
                 # a refusal names the last one as invalidated.
-                target.invalidate(latest)
+                if self._current is patches:
+                    target.invalidate(latest)
                 return prepare_attn(
                     input_batch,
                     cudagraph_mode,
@@ -151,11 +164,11 @@ class Serving:
                     for_capture,
                 )
             latest = desc = self._ran
-            batch = TargetBatch(input_batch, cudagraph_mode, block_tables, slot_mappings)
+            batch = input_batch, cudagraph_mode, block_tables, slot_mappings
             refresh(desc, batch)
             if keeps_batch:
                 self._batch = batch
-            return owner.built.attn_metadata
+            return owner.metadata
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(model_state, "prepare_attn", prepared)
@@ -167,12 +180,13 @@ class Serving:
         dispatch, shared, entries = manager.dispatch, self.shared, self.prefill.holdings.entries
 
         def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            live = shared.live_key
+            current = self._current is patches
+            live = shared.live_key if current else None
             if live is not None:
                 return live
             desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
             entry = entries.get(desc)
-            if entry is None or not entry.lease.borrowed:
+            if entry is None or not entry.lease.borrowed or not current:
                 return desc
             # The target ran no full graph, so nothing was built for one: run as it did.
             self.steered += 1
@@ -214,8 +228,9 @@ class Serving:
         build = speculator._build_draft_attn_metadata
 
         def built(*args: Any, **kwargs: Any) -> Any:
-            # vLLM drops what it returns: the call was for its effect on the buffers.
-            return None if rebuilds_prefill(kwargs) else build(*args, **kwargs)
+            if self._current is patches and rebuilds_prefill(kwargs):
+                return None  # vLLM drops it anyway: the call was for its effect on the buffers
+            return build(*args, **kwargs)
 
         patches.set(speculator, "_build_draft_attn_metadata", built)
 
@@ -236,6 +251,8 @@ class Serving:
             return chosen
 
         def built(*args: Any, **kwargs: Any) -> Any:
+            if self._current is not patches:
+                return build(*args, **kwargs)
             if rebuilds_prefill is not None and rebuilds_prefill(kwargs):
                 return build(*args, **kwargs)
             if chosen is None or chosen.cg_mode.name != "FULL":
@@ -243,7 +260,7 @@ class Serving:
                     decode.invalidate(any_key)
                 return build(*args, **kwargs)
             decode.refresh(chosen, DecodeBatch(args, kwargs))
-            return owner.built.attn_metadata
+            return owner.metadata
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)

@@ -136,13 +136,13 @@ class Session:
                 id(runner.cudagraph_manager): (
                     self.target,
                     False,
-                    lambda: self._target_owner.built,
+                    self._target_owner.built,
                 ),
                 id(speculator.prefill_cudagraph_manager): (self.prefill, False, self._to_prefill),
                 id(speculator.decode_cudagraph_manager): (
                     self.decode,
                     True,  # its forward advances the sequence lengths
-                    lambda: self._decode_owner.built,
+                    self._decode_owner.built,
                 ),
             },
             self.family.capture_inputs(),
@@ -156,9 +156,9 @@ class Session:
 
     def _to_prefill(self) -> AttentionState:
         # For a key that borrows, the draft's own owner has built nothing.
-        own, self._prefill_owner.built = self._prefill_owner.built, AttentionState(None)
-        built = self._target_owner.built if own.attn_metadata is None else own
-        return only(self._layers, built)
+        own = self._prefill_owner.built()
+        self._prefill_owner.metadata = {}
+        return only(self._layers, own if own.attn_metadata else self._target_owner.built())
 
     def pause(self) -> None:
         """Take the hooks off vLLM's steps: it runs on its own, on the same graphs."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -180,13 +181,11 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
             del speculator._build_draft_attn_metadata
         return took
 
-    for concurrency in options.concurrency:
+    for concurrency, count in zip(options.concurrency, _forever(options.pairs), strict=False):
         requests = [
             {"prompt_token_ids": [rng.randrange(10, 30000) for _ in range(128)]}
             for _ in range(concurrency)
         ]
-        # Larger batches vary less, and take longer.
-        count = options.pairs if concurrency < 32 else max(2, options.pairs // 2)
         for new, rounds in ((64, count), (1, count * 2)):
             for variant in variants:
                 seconds(variant, requests, new)
@@ -211,6 +210,11 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
                 ] = _share(times)._asdict()
     session.resume()
     return found
+
+
+def _forever(counts: Sequence[int]) -> Iterator[int]:
+    yield from counts
+    yield from itertools.repeat(counts[-1])
 
 
 def _share(times: dict[str, list[float]]) -> Ratio:

@@ -164,8 +164,8 @@ def run(arguments: Sequence[str] | None = None, *, again: bool = False) -> None:
     mode = mode_from(os.environ)
     deactivate()
     _engine.remember_runner()
-    if mode is not Mode.OFF and (options.unseen or again):
-        activate(mode, unseen=options.unseen)  # before vLLM loads the plug-in, if it does
+    if mode is not Mode.OFF and again:
+        activate(mode)
     result: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
     began = time.perf_counter()
@@ -229,8 +229,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend")
     parser.add_argument("--liveliness", type=float, default=0.35)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--unseen", action="store_true", help="a version that is known will do")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        nargs="+",
+        default=[60, 60, 30],
+        help="by concurrency; the last goes on",
+    )
     parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
     parser.add_argument("--json", type=Path, required=True)
     return parser

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graphshare.adapters.vllm import deactivate
-from graphshare.adapters.vllm.versions import KNOWN
+from graphshare.adapters.vllm.versions import SUPPORTED
 from tests.vllm_standin.installed import Installed
 
 
@@ -17,7 +17,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=sorted(KNOWN))
+@pytest.fixture(params=sorted(SUPPORTED))
 def vllm(request, monkeypatch):
     """A small vLLM of each version that is known; graphshare is asleep again afterwards."""
     yield Installed(request.param, monkeypatch)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
-from graphshare.adapters.vllm import activate as activate_seen
-from graphshare.adapters.vllm import sessions, statistics
+from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import Request, full_steps, requests, serve
-
-activate = partial(activate_seen, unseen=True)
 
 MODES = ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 BACKENDS = [parts.FlashAttentionBackend, parts.TritonAttentionBackend]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from graphshare import (
@@ -12,12 +10,9 @@ from graphshare import (
     StaleStateError,
     StateDifferenceError,
 )
-from graphshare.adapters.vllm import activate as activate_seen
-from graphshare.adapters.vllm import sessions, statistics
+from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import requests, serve
-
-activate = partial(activate_seen, unseen=True)
 
 
 def executed(runner):

@@ -5,19 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from functools import partial
 
 import pytest
 
-from graphshare.adapters.vllm import activate as activate_seen
-from graphshare.adapters.vllm import deactivate, sessions, statistics
+from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
 from graphshare.adapters.vllm.signatures import first_difference
-from graphshare.adapters.vllm.versions import KNOWN, SUPPORTED
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import requests, serve
 from tests.vllm_standin.installed import module
-
-activate = partial(activate_seen, unseen=True)
 
 
 def left_alone(vllm, caplog, **options):
@@ -105,21 +100,6 @@ def test_another_version_is_left_alone(vllm, caplog) -> None:
     assert statistics().reason in record.getMessage()
     assert dict(vars(worker)) == before
     assert sessions() == ()
-
-
-def test_a_version_that_was_not_seen_to_run_is_left_alone_unless_asked_for(vllm, caplog) -> None:
-    with caplog.at_level(logging.INFO, "vllm.graphshare"):
-        activate_seen()
-        vllm.start()
-    assert statistics().active == (vllm.version in SUPPORTED)
-    if vllm.version not in SUPPORTED:
-        (record,) = [each for each in caplog.records if each.name == "vllm.graphshare"]
-        assert "unseen=True" in record.getMessage()
-        deactivate()
-        activate()
-        vllm.start()
-        assert statistics().active
-    assert set(SUPPORTED) <= set(KNOWN)
 
 
 def test_a_vllm_that_is_not_as_released_is_left_alone(vllm, caplog, monkeypatch) -> None:

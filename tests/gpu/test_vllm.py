@@ -1,6 +1,6 @@
 """A real vLLM with and without graphshare: the same tokens and drafts, and faults refused.
 
-Each test starts vLLM twice, which takes minutes; it needs one of the known versions installed,
+Each test starts vLLM twice, which takes minutes; it needs one of the supported versions installed,
 with graphshare beside it as a package, so that vLLM finds the plug-in.
 """
 
@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from graphshare.adapters.vllm.versions import KNOWN
+from graphshare.adapters.vllm.versions import SUPPORTED
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +27,8 @@ def _installed():
     return version.partition("+")[0]
 
 
-if _installed() not in KNOWN:
-    pytest.skip("needs one of the known versions of vLLM", allow_module_level=True)
+if _installed() not in SUPPORTED:
+    pytest.skip("needs one of the supported versions of vLLM", allow_module_level=True)
 
 
 def run(tmp_path, switch, *arguments):
@@ -38,7 +38,7 @@ def run(tmp_path, switch, *arguments):
     if switch != "stock":
         environ["GRAPHSHARE_VLLM"] = switch
     command = [sys.executable, "-m", "benchmarks.vllm.scenario", *arguments]
-    command += ["--unseen", "--json", str(path)]
+    command += ["--json", str(path)]
     subprocess.run(command, env=environ, check=True, timeout=600)
     found = json.loads(path.read_text())
     assert "failed" not in found["start"], found["start"]

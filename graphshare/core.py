@@ -13,9 +13,10 @@ from graphshare.device import device_of
 from graphshare.entry import Entry
 from graphshare.freshness import Ledger, OwnerBook, StateRecord, ledger_for
 from graphshare.holdings import Holdings, Source
-from graphshare.lease import PoolClock, Staleness, Why
+from graphshare.lease import PoolClock
 from graphshare.ordering import StreamOrder
 from graphshare.owner import AttentionSpec, StateOwner, check_build
+from graphshare.refreshing import LiveStates, differences, prepare_refresh, refuse_refresh
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutDifference, check_rules
 from graphshare.statistics import Tally
@@ -108,7 +109,7 @@ class PoolCore(Generic[K]):
         self._entries = self.holdings.entries
         self._by_id = self.holdings.by_id
         self._book: OwnerBook | None = None if owner is None else self.ledger.book(owner)
-        self._fresh: list[StateRecord] = []
+        self._latest = LiveStates(live_keys)
         self._capturing = False
         self.closed = False
 
@@ -225,35 +226,32 @@ class PoolCore(Generic[K]):
         Raises:
             AddressChangedError: It has a tensor without an address.
         """
-        if record.checker is None:
-            return []
-        try:
-            return record.checker.differences(state)
-        except TypeError as error:
-            raise self.refuse.without_address(key, error, doing) from error
-
-    def supersede(self, record: StateRecord, key: K) -> None:
-        """Keep at most ``live_keys`` states fresh (rule 3)."""
-        fresh = [each for each in self._fresh if each is not record and each.fresh]
-        while len(fresh) >= self.live_keys:
-            fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, (self.name, key)), first=True)
-        fresh.append(record)
-        self._fresh = fresh
+        return differences(self.refuse, record, key, state, doing)
 
     def keys_changed(self) -> None:
         """Forget what was released, and dispatch over the keys that are held now."""
-        self._fresh = [record for record in self._fresh if not record.released]
+        self._latest.drop_released()
         # An attribute of the instance, in front of the method: no layer between on the hot path.
         self.dispatch = self.holdings.dispatcher.dispatch
 
     def _compose(self, entry: Entry[K]) -> None:
-        """Put around the launch what the pool's options ask for; nothing by default."""
+        """Put around the launch what the pool's options ask for; prepare refreshes."""
         if entry.writes_state:
             entry.launch = _writing_launch(entry, self.name)
         if self.checks == "strict":
             if entry.record.order is None:
                 entry.record.order = StreamOrder(self.device)
             entry.launch = _strict_launch(entry, self.refuse)
+        if entry.borrowed:
+            entry.refresh = refuse_refresh(entry, self.refuse)
+        else:
+            entry.refresh = prepare_refresh(
+                entry,
+                refuse=self.refuse,
+                tally=self.tally,
+                latest=self._latest,
+                device=self.device,
+            )
 
 
 def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:

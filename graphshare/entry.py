@@ -46,6 +46,7 @@ class Entry(Generic[_K]):
         writes_state: Whether the forward writes its state.
         forward: For a recapture; ``None`` where the engine captured by itself.
         lease: The pool's allowance on the record; set once, when the capture is complete.
+        refresh: ``refresh(batch)``, or its refusal for a borrowed key; set with the lease.
         bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
     """
@@ -64,6 +65,7 @@ class Entry(Generic[_K]):
     writes_state: bool
     forward: Callable[[Any, Any], Any] | None
     lease: Lease = field(init=False)
+    refresh: Callable[[Any], None] = field(init=False)
     bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
 

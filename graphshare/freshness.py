@@ -24,6 +24,7 @@ from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase, declared_tensors, name_build
 from graphshare.state import LayoutChecker, tensors_by_use
 from graphshare.statistics import Tally
+from graphshare.watch import Watch
 
 __all__ = ["Ledger", "OwnerBook", "StateRecord", "ledger_for"]
 
@@ -35,9 +36,10 @@ _serials = itertools.count(1)
 class OwnerBook:
     """All states of one owner on one device; by default a build may write any of them."""
 
-    def __init__(self, owner: Any) -> None:
+    def __init__(self, owner: Any, ledger: Ledger) -> None:
         self.owner = owner
         self.version = 0
+        self._ledger = ledger
         self._records: dict[int, weakref.ref[StateRecord]] = {}
         self._union = _EMPTY
         self._union_version = 0
@@ -51,17 +53,22 @@ class OwnerBook:
             this = book()
             if this is not None:
                 this._records.pop(serial, None)
-                this.version += 1
+                this.changed()
 
         self._records[serial] = weakref.ref(record, forget)
+        self.changed()
+
+    def changed(self) -> None:
+        """What a build may write by default is not what it was."""
         self.version += 1
+        self._ledger.forget()
 
     def grew(self, leaves: MemoryRanges) -> None:
         """One of the states has leaves that it had not."""
         # Captured largest first, most states lie in the memory of the first: then what is
         # remembered of the footprint stays right, and a capture takes no time square in its keys.
         if self._union_version != self.version or not self._union.contains(leaves):
-            self.version += 1
+            self.changed()
 
     def records(self) -> list[StateRecord]:
         """The states that are alive, oldest first."""
@@ -94,14 +101,17 @@ class StateRecord:
         intact: Whether the memory still holds what was last built for it.
         extent: Number of the memory that it covers; a new one for each adopted state.
         released: Whether the owner's pool let it go.
+        leases: Of the pools that replay on it.
+        borrowers: Those of them that are not the owner's pool.
+        watches: By the owner's key, what its refreshes returned.
         why: Why it is not fresh, ``None`` while it is.
     """
 
     __slots__ = (
-        "__weakref__", "_declared", "_forward_memo", "_memo", "_memo_version", "book", "captured",
-        "checker", "extent", "intact", "key", "keys", "leases", "leaves", "ledger", "order",
-        "pool_name", "reads", "ref", "released", "serial", "state", "tally", "tensors",
-        "wants_check", "why",
+        "__weakref__", "_declared", "_forward_memo", "_memo", "_memo_version", "book", "borrowers",
+        "captured", "checker", "extent", "intact", "key", "keys", "leases", "leaves", "ledger",
+        "order", "pool_name", "reads", "ref", "released", "serial", "state", "tally", "tensors",
+        "wants_check", "watches", "why",
     )  # fmt: skip
 
     def __init__(
@@ -120,10 +130,12 @@ class StateRecord:
         self.tensors: list[torch.Tensor] = []
         self.reads = self.leaves = _EMPTY
         self.leases: list[Lease] = []
+        self.borrowers: list[Lease] = []
         self.intact = self.released = False
         self.wants_check = True
         self.why: Why | None = NEVER
         self.order: Any = None
+        self.watches: dict[Hashable, Watch] = {}
         self._declared: dict[Hashable, MemoryRanges] = {}
         self._memo: dict[tuple[Hashable, int], bool] = {}
         self._memo_version = -1
@@ -161,12 +173,14 @@ class StateRecord:
                 remedy="Return the strided tensors that it is made of",
             ) from error
         self.captured = self.state = state
+        self._unwatch()
         self.tensors = reads
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self._memo.clear()
         self._forward_memo.clear()
+        self.ledger.forget()
         if before and before != self.leaves:
-            self.book.version += 1
+            self.book.changed()
         else:
             self.book.grew(self.leaves)
 
@@ -184,6 +198,7 @@ class StateRecord:
         # Buffers that moved, and were refused, may move back.
         self._declared[key] = ranges if before is None else ranges.union(before)
         self._memo.clear()
+        self.ledger.forget()
         return True
 
     def stand_for(
@@ -202,11 +217,17 @@ class StateRecord:
             leaves: All memory of the state.
         """
         self.captured, self.state = states
+        self._unwatch()
         self.checker = checker
         self.tensors = reads
         self.reads, self.leaves = MemoryRanges.of(reads), leaves
         self.extent = next(_serials)
         self._forward_memo.clear()
+        self.ledger.forget()
+
+    def _unwatch(self) -> None:
+        for watch in self.watches.values():
+            watch.reset()
 
     def declared(self) -> dict[Hashable, MemoryRanges]:
         """What builds may write by the owner's own word, by the owner's key."""
@@ -216,7 +237,7 @@ class StateRecord:
         """Take what builds may write to be this."""
         self._declared = declared
         self._memo.clear()
-        self.book.version += 1
+        self.book.changed()
 
     def footprint(self, key: Hashable) -> MemoryRanges:
         """Memory that a build for the owner's ``key`` may write."""
@@ -253,12 +274,14 @@ class StateRecord:
         """Let one more pool replay on this state."""
         self.leases.append(lease)
         self.wants_check = any(each.checked for each in self.leases)
+        self.borrowers = [each for each in self.leases if each.borrowed]
 
     def detach(self, lease: Lease) -> None:
         """Forget a pool that no longer has a key on this state."""
         if lease in self.leases:
             self.leases.remove(lease)
             self.wants_check = any(each.checked for each in self.leases)
+            self.borrowers = [each for each in self.leases if each.borrowed]
 
     def build(
         self, key: Hashable, batch: Any, phase: Phase, device: torch.device, *, adopt: bool
@@ -317,7 +340,7 @@ class StateRecord:
         """It will not be captured; a traceback may keep it alive, but it counts no more."""
         self.released = True
         self.spoil(Why(Staleness.RELEASED))
-        self.book.version += 1
+        self.book.changed()
 
     def begin(self, by: Writer, key: Hashable) -> None:
         """A build is about to write: everything its footprint touches becomes stale (rule 2).
@@ -335,6 +358,17 @@ class StateRecord:
             if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
 
+    def spare(self, spared: set[int]) -> None:
+        """Remember, just after :meth:`overwrite`, whom a build for that key leaves alone.
+
+        Args:
+            spared: Numbers of states; emptied as soon as one of them may no longer be right.
+        """
+        if not spared:
+            self.ledger.remember(spared)
+        spared.add(self.serial)
+        spared.update(record.serial for record in self.ledger.others(self))
+
     def strayed(self, state: Any, by: Writer, device: torch.device) -> None:
         """A build returned memory that its graphs do not read, and wrote there as well (rule 2).
 
@@ -351,13 +385,11 @@ class StateRecord:
             if elsewhere.overlaps(record.reads):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
 
-    def freshen(self) -> None:
-        """The build for a batch returned what the graphs can read (rule 1)."""
+    def revive(self) -> None:
+        """The build for a batch returned what the graphs can read (rule 1); leases come on top."""
         self.intact = True
         self.why = None
         self.ledger.live[self.serial] = self.ref
-        for lease in self.leases:
-            lease.grant(self.serial)
 
     def spoil(self, why: Why, *, first: bool = False) -> None:
         """Make it stale for every pool; ``first`` as in :meth:`Lease.stop`."""
@@ -393,6 +425,17 @@ class Ledger:
         self.live: dict[int, weakref.ref[StateRecord]] = {}
         self.captures_under_way: list[str] = []
         self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
+        self._remembered: list[set[int]] = []
+
+    def remember(self, spared: set[int]) -> None:
+        """Empty this set when any build may write, or any state lies, elsewhere than now."""
+        self._remembered.append(spared)
+
+    def forget(self) -> None:
+        """A build may write, or a state lies, elsewhere than it did."""
+        for spared in self._remembered:
+            spared.clear()
+        self._remembered.clear()
 
     def others(self, record: StateRecord) -> list[StateRecord]:
         """The records that are intact, without ``record``."""
@@ -415,7 +458,7 @@ class Ledger:
         # owner, so the number cannot be taken by another object while the book is alive.
         book = self._books.get(id(owner))
         if book is None:
-            book = self._books[id(owner)] = OwnerBook(owner)
+            book = self._books[id(owner)] = OwnerBook(owner, self)
         return book
 
 

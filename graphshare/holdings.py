@@ -219,7 +219,7 @@ class Holdings(Generic[K]):
         if not lease.borrowed:
             record.released = True
             record.spoil(Why(Staleness.RELEASED, (record.pool_name, entry.key)))
-            record.book.version += 1
+            record.book.changed()
         record.detach(lease)
 
     def end_loan(self, by: Writer) -> None:

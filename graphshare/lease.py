@@ -70,6 +70,7 @@ class Lease:
     Attributes:
         left: Replays that remain; what the hot path reads.
         limit: Replays that a refresh grants.
+        granted: Replays that were ever granted, without those that were taken back.
         keys: The pool's captured keys on this state.
         borrowed: Whether the pool is not the owner's.
         checked: Whether the pool wants its states checked at refresh.
@@ -78,8 +79,8 @@ class Lease:
     """
 
     __slots__ = (
-        "_avoided", "_granted", "_spent", "borrowed", "checked", "clock", "holder", "keys", "left",
-        "limit", "live_key", "why",
+        "_avoided", "borrowed", "checked", "clock", "granted", "holder", "keys", "left", "limit",
+        "live_key", "why",
     )  # fmt: skip
 
     def __init__(
@@ -93,10 +94,10 @@ class Lease:
         self.holder: Callable[[], Any] = _nobody
         self.live_key: Hashable = None
         self.why: Why | None = NEVER
-        self.left = self._granted = 0
-        self._spent = self._avoided = 0
+        self.left = self.granted = 0
+        self._avoided = 0
         if not checked:
-            self.left = self._granted = self.limit = _UNLIMITED
+            self.left = self.granted = self.limit = _UNLIMITED
 
     def choose_live_key(self, owner_keys: Sequence[Hashable]) -> None:
         """Of several keys on one state, prefer the one that the owner calls by the same name."""
@@ -110,8 +111,13 @@ class Lease:
 
     def grant(self, serial: int) -> None:
         """A refresh: allow ``limit`` replays again."""
-        self._settle()
-        self.left = self._granted = self.limit
+        # What a refresh of the owner's own lease does as well, in line; see `refreshing`.
+        spent = self.limit - self.left
+        if spent:
+            if self.why is None:
+                self._avoided += self.borrowed
+            self.granted += spent
+            self.left = self.limit
         self.why = None
         self.clock.latest = serial
 
@@ -124,17 +130,12 @@ class Lease:
         """
         if self.ended or not (self.checked or why.rule is Staleness.RELEASED):
             return
-        self._settle()
-        self.left = self._granted = 0
+        self._avoided = self.builds_avoided
+        # Counting here keeps every counter but `left` off the replay path.
+        self.granted -= self.left
+        self.left = 0
         if self.why is None or not first:
             self.why = why
-
-    def _settle(self) -> None:
-        # Counting here keeps every counter but `left` off the replay path.
-        done = self._granted - self.left
-        if done:
-            self._spent += done
-            self._avoided += self.borrowed
 
     @property
     def cause(self) -> Why:
@@ -144,9 +145,10 @@ class Lease:
     @property
     def replays(self) -> int:
         """Replays so far."""
-        return self._spent + self._granted - self.left
+        return self.granted - self.left
 
     @property
     def builds_avoided(self) -> int:
         """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
-        return self._avoided + (self.borrowed and self._granted != self.left)
+        used = self.why is None and self.left != self.limit
+        return self._avoided + (self.borrowed and used)

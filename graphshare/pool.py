@@ -17,7 +17,7 @@ from graphshare.entry import BoundReplay
 from graphshare.holdings import States
 from graphshare.lease import Staleness, Why
 from graphshare.outputs import clone_outputs
-from graphshare.owner import AttentionSpec, Phase, StateOwner, name_build
+from graphshare.owner import AttentionSpec, Phase, StateOwner
 from graphshare.progress import Progress, check_progress, reporting
 from graphshare.provenance.pool import InspectedPool
 from graphshare.statistics import PoolStatistics
@@ -154,43 +154,7 @@ class GraphPool(InspectedPool[K]):
             BakedValueChangedError: A host value breaks its rule.
         """
         entry = self._by_id.get(id(key)) or self.lookup(key, "refresh")
-        record = entry.record
-        if entry.lease.borrowed:
-            raise self.refuse.ownership(
-                "refresh of a borrowed key",
-                expected=f"a refresh by {record.pool_name}, which owns the state",
-                got=f"one by {self.name}",
-                key=key,
-                remedy=f"Refresh {record.pool_name}; this pool follows",
-            )
-        if record.order is not None:
-            record.order.before_build()
-        by = self.name, key
-        record.overwrite(by, key)
-        try:
-            state = record.book.owner.build(key, batch, Phase.REPLAY)
-        except BaseException as error:
-            record.spoil(Why(Staleness.BUILD_FAILED, by))
-            name_build(error, self.name, key, Phase.REPLAY)
-            raise
-        tally = self.tally
-        tally.builds["replay"] += 1
-        checker = record.checker
-        if record.wants_check and checker is not None and not checker.matches(state):
-            # Before the look, which may raise: the owner has written.
-            record.spoil(Why(Staleness.BUILD_FAILED, by))
-            differences = self.differences(record, key, state, "refresh")
-            if differences:
-                record.strayed(state, by, self.device)
-                raise self.refuse.layout(key, differences, keys=record.keys)
-        record.state = state
-        if record.order is not None:
-            record.order.after_build()
-        record.freshen()
-        tally.refreshes += 1
-        fresh = self._fresh
-        if not fresh or fresh[-1] is not record:
-            self.supersede(record, key)
+        entry.refresh(batch)
 
     def replay(self, key: K, copy: bool = False) -> Any:
         """Launch the graph of ``key`` and return what its forward returned at capture.
@@ -399,7 +363,7 @@ class GraphPool(InspectedPool[K]):
             name=self.name,
             keys=len(self._entries),
             captures=tally.captures,
-            builds=MappingProxyType(dict(tally.builds)),
+            builds=MappingProxyType(tally.all_builds()),
             refreshes=tally.refreshes,
             replays=tally.gone_replays + sum(lease.replays for lease in leases),
             builds_avoided=tally.gone_avoided + sum(lease.builds_avoided for lease in leases),

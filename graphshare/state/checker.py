@@ -25,6 +25,7 @@ from graphshare.state.layout import Layout, layout_of
 from graphshare.state.leaves import LayoutDifference
 from graphshare.state.nodes import TensorNode, read
 from graphshare.state.taking import write_taking
+from graphshare.state.unmoved import fixed_tensors, write_unmoved
 
 __all__ = ["LayoutChecker"]
 
@@ -40,8 +41,6 @@ class LayoutChecker:
         state: The state at capture.
         device: The pool's device.
         rules: Path pattern to rule, as ``StateOwner.host_values``.
-        prepared: Whether to prepare the check now, rather than when it is first made: of many
-            states that move at once, most are refreshed much later.
 
     Attributes:
         layout: The layout that was captured.
@@ -64,11 +63,23 @@ class LayoutChecker:
         state: Any,
         device: torch.device | str,
         rules: Mapping[str, str] | None = None,
-        *,
-        prepared: bool = True,
     ) -> None:
         self.layout = layout_of(state, device, rules)
-        self.matches = self._prepared() if prepared else self._first_match
+        self.matches = self._prepared()
+
+    def moved(self, address: Callable[[int], int]) -> LayoutChecker:
+        """This checker when the captured tensors lie elsewhere, and all else is as captured.
+
+        It is prepared when it is first used: of many states that move at once, most are refreshed
+        much later.
+
+        Args:
+            address: Where an address of the device is then.
+        """
+        made = object.__new__(LayoutChecker)
+        made.layout = self.layout.moved(address)
+        made.matches = made._first_match
+        return made
 
     def _prepared(self) -> Callable[[Any], bool]:
         return _quick_check(self.layout) or _plain_check(self.layout)
@@ -76,6 +87,23 @@ class LayoutChecker:
     def _first_match(self, state: Any) -> bool:
         self.matches = self._prepared()
         return self.matches(state)
+
+    def watch(self, state: Any) -> Callable[[], bool] | None:
+        """A check of ``state`` for as long as builds return that very object.
+
+        Args:
+            state: One that has no difference. The check keeps its tensors.
+
+        Returns:
+            ``unmoved() -> bool``, as ``matches`` for this object alone; it takes it that nobody
+            gets around what Python forbids. ``None`` if somebody may put something else into it,
+            or if it has no tensor.
+        """
+        found = fixed_tensors(self.layout, state)
+        if not found:
+            return None
+        source, constants = write_unmoved(found, guard_maker())
+        return _compiled(source)(*constants)
 
     def differences(self, state: Any) -> list[LayoutDifference]:
         """In what ``state`` differs from what was captured, under the rules; exact, and slower.
@@ -111,7 +139,7 @@ def _quick_check(layout: Layout) -> Callable[[Any], bool] | None:
     if not make_guard or not written:
         return None
     source, constants, nodes = written
-    take: Callable[[Any], Any] = _compiled(source)(*constants)
+    take: Callable[..., Any] = _compiled(source)(*constants)
     guard: Callable[..., bool] = _refuses
     plain: Callable[[Any], bool] | None = None
     # How often a state may be right that was not let through: when threads or modes alternate, or
@@ -121,8 +149,8 @@ def _quick_check(layout: Layout) -> Callable[[Any], bool] | None:
     def matches(state: Any) -> bool:
         tensors: Any = False
         try:
-            tensors = take(state)
-            if tensors and guard(*tensors):
+            tensors = take(state, guard)
+            if tensors is True:
                 return True
         except Exception:  # noqa: BLE001 - a key that is gone, a comparison that raises
             pass
@@ -166,7 +194,7 @@ def _learn(
 # States of one kind differ in constants alone, so hundreds of keys share few sources. The
 # constants are cells, not globals: the interpreter's caches on the code stay good for all keys.
 @lru_cache(maxsize=64)
-def _compiled(source: str) -> Callable[..., Callable[[Any], Any]]:
+def _compiled(source: str) -> Callable[..., Callable[..., Any]]:
     namespace: dict[str, Any] = {"__name__": __name__, **NAMES}
     exec(compile(source, "<graphshare layout check>", "exec"), namespace)
     return namespace["make"]

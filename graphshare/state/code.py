@@ -87,7 +87,6 @@ NAMES: dict[str, Any] = {
     "Parameter": torch.nn.Parameter,
     "Tensor": torch.Tensor,
     "attributes_of": attributes_of,
-    "data_ptr": torch.Tensor.data_ptr,
     "dict_get": dict.get,
     "dict_len": dict.__len__,
     "same_items": _same_items,

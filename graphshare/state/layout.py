@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from graphshare.state.difference import differences_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
 from graphshare.state.nest import unroll
-from graphshare.state.nodes import Node, is_on, leaf_of, read, steps_below
+from graphshare.state.nodes import Node, is_on, leaf_of, moved, read, steps_below
 from graphshare.state.rules import RuleSet
 
 __all__ = ["Layout", "compare", "layout_of"]
@@ -61,6 +61,14 @@ class Layout:
             for leaf in self.leaves
             if isinstance(leaf, TensorLeaf) and is_on(leaf.device, self.device)
         )
+
+    def moved(self, address: Callable[[int], int]) -> Layout:
+        """This layout when its tensors lie elsewhere, and all else is as captured.
+
+        Args:
+            address: Where an address of the device is then.
+        """
+        return Layout(moved(self.root, address), self.device, self.rules)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "ValueNode",
     "is_on",
     "leaf_of",
+    "moved",
     "read",
     "role_of",
     "steps_below",
@@ -145,6 +147,39 @@ def _read(state: Any, device: torch.device, rules: RuleSet) -> Node:
         for step, item in children(value) or ():
             below[step] = node_of(item)
     return root
+
+
+def moved(root: Node, address: Callable[[int], int]) -> Node:
+    """The same nodes, with tensors of the device elsewhere.
+
+    Args:
+        root: Where to start.
+        address: Where an address of the device is then.
+    """
+    made: dict[int, Node] = {}
+    stack: list[tuple[BranchNode, BranchNode]] = []
+
+    def of(node: Node) -> Node:
+        found = made.get(id(node))
+        if found is not None:
+            return found
+        if isinstance(node, BranchNode):
+            found = made[id(node)] = BranchNode(node.cls)
+            stack.append((node, found))
+            return found
+        if isinstance(node, TensorNode) and node.role == "device" and node.address:
+            there = address(node.address)
+            if there != node.address:
+                found = made[id(node)] = copy.copy(node)
+                found.address = there
+                return found
+        return node
+
+    result = of(root)
+    while stack:
+        before, after = stack.pop()
+        after.below = {step: of(node) for step, node in before.below.items()}
+    return result
 
 
 def _without_address(state: Any, tensor: Any, rules: RuleSet, error: TypeError) -> Node:

@@ -34,40 +34,48 @@ def with_tensors(nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | Non
 
 class _Replacing:
     def __init__(self, nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        # What is in each object that may hold a tensor, without values. Holds the objects: an id
+        # is good while its object lives.
         self._below: dict[int, tuple[Any, list[Any]]] = {}
         self._made: dict[int, Any] = {}
         self._building: set[int] = set()
         changed = self._look(nest, replace)
-        self._changed = self._above(changed)
+        self._changed = self._above(changed) if changed else changed
         self.result = self._of(nest)
 
     def _look(self, nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> set[int]:
         """Visit everything once; return the ids of the tensors that are replaced."""
         changed: set[int] = set()
+        below = self._below
         stack = [nest]
         while stack:
             value = stack.pop()
-            if id(value) in self._below:
+            if id(value) in below:
                 continue
             kind = shape_of(type(value)).kind
             if kind is Kind.VALUE:
                 continue
-            items = [item for _, item in children(value) or ()]
-            self._below[id(value)] = value, items  # holds it: an id is good while it lives
             if kind is Kind.TENSOR:
+                below[id(value)] = value, []
                 other = replace(value)
                 if other is not None:
                     self._made[id(value)] = other
                     changed.add(id(value))
+                continue
+            # Layers often share one object: once is enough.
+            items = list({id(item): item for item in _within(value)}.values())
+            below[id(value)] = value, items
             stack.extend(items)
         return changed
 
     def _above(self, changed: set[int]) -> set[int]:
         """Return the ids of the replaced tensors and of every container that leads to one."""
         parents: dict[int, list[int]] = {}
-        for name, (_, items) in self._below.items():
+        below = self._below
+        for name, (_, items) in below.items():
             for item in items:
-                parents.setdefault(id(item), []).append(name)
+                if id(item) in below:
+                    parents.setdefault(id(item), []).append(name)
         found, stack = set(changed), list(changed)
         while stack:
             for parent in parents.get(stack.pop(), ()):
@@ -119,12 +127,19 @@ class _Replacing:
             for key, item in OrderedDict.items(value):
                 OrderedDict.__setitem__(made, key, self._of(item))
         elif isinstance(value, dict):
+            changed, of = self._changed, self._of
             for key, item in dict.items(value):
-                dict.__setitem__(made, key, self._of(item))
+                dict.__setitem__(made, key, of(item) if id(item) in changed else item)
         elif isinstance(value, list):
             list.extend(made, map(self._of, list.__iter__(value)))
         elif isinstance(value, deque):
             deque.extend(made, map(self._of, deque.__iter__(value)))
+
+
+def _within(value: Any) -> list[Any]:
+    if type(value) is dict:  # of layers, often: without a step for each
+        return list(value.values())
+    return [item for _, item in children(value) or ()]
 
 
 def _blank(value: Any) -> Any:

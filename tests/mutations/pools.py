@@ -8,9 +8,9 @@ MUTATIONS = (
     Mutation(
         "refresh-unchecked",
         "a refresh compares the layout with what the graphs baked in",
-        "pool.py",
-        "if record.wants_check and checker is not None and not checker.matches(state):",
-        "if False:",
+        "refreshing.py",
+        "                if not checker.matches(state):\n",
+        "                if False:\n",
         ("tests/contract/incidents/test_incident_moved_memory.py::test_fresh_tensors_in_metadata",),
     ),
     Mutation(
@@ -56,9 +56,9 @@ MUTATIONS = (
     Mutation(
         "refresh-of-a-borrowed-key",
         "only the pool that owns a state refreshes it",
-        "pool.py",
-        "if entry.lease.borrowed:",
-        "if False:",
+        "core.py",
+        "        if entry.borrowed:\n            entry.refresh",
+        "        if False:\n            entry.refresh",
         ("tests/unit/test_sharing.py::test_a_chain",),
     ),
     Mutation(
@@ -97,7 +97,7 @@ MUTATIONS = (
     Mutation(
         "states-of-the-capture",
         "states[key] is what was built last",
-        "pool.py",
+        "refreshing.py",
         "        record.state = state\n",
         "",
         ("tests/unit/test_pool.py::test_states_are_those_of_the_last_build",),
@@ -241,8 +241,8 @@ MUTATIONS = (
         "replays-off-by-one",
         "replays are counted exactly",
         "lease.py",
-        "return self._spent + self._granted - self.left",
-        "return self._spent",
+        "return self.granted - self.left",
+        "return self.granted",
         ("tests/unit/test_pool.py::test_statistics_are_a_frozen_snapshot",),
     ),
     Mutation(
@@ -272,9 +272,9 @@ MUTATIONS = (
     Mutation(
         "failed-refreshes-counted",
         "only a refresh that made its key fresh counts",
-        "pool.py",
-        '        tally.builds["replay"] += 1\n',
-        '        tally.builds["replay"] += 1\n        tally.refreshes += 1\n',
+        "refreshing.py",
+        "    tally.refused += 1\n",
+        "    tally.refreshes += 1\n",
         ("tests/unit/test_pool_capture.py::test_a_failing_refresh_leaves_nothing_fresh",),
     ),
     Mutation(
@@ -289,8 +289,8 @@ MUTATIONS = (
         "statistics-go-on-counting",
         "statistics are a snapshot",
         "pool.py",
-        "MappingProxyType(dict(tally.builds))",
-        "MappingProxyType(tally.builds)",
+        "MappingProxyType(dict(self.refuse.counts))",
+        "MappingProxyType(self.refuse.counts)",
         ("tests/unit/test_pool.py::test_statistics_are_a_frozen_snapshot",),
     ),
     Mutation(

@@ -1,0 +1,199 @@
+"""One file of what scenarios of one version found: ``python -m benchmarks.vllm.collect --help``.
+
+Tokens and drafts of each switch are compared with those of vLLM alone in another process. Where two
+scenarios did the same thing, the one that is named later counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks._measure import Ratio
+from benchmarks._turns import Figure, print_figures
+from benchmarks.vllm._models import PAIRS
+
+_KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "target_ran", "draft_ran")
+_KEPT_OF_STATISTICS = (
+    "active", "borrowed", "builds_avoided", "verified", "steered", "refusals", "graphs",
+    "graph_bytes",
+)  # fmt: skip
+_TIMES = {"host": "host_time_of_a_step", "endtoend": "end_to_end", "profile": "profile_of_a_step"}
+
+Found = Mapping[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("found", nargs="+", type=Path, help="what scenarios wrote")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    scenarios = {path.stem: json.loads(path.read_text()) for path in options.found}
+    versions = {each["start"]["vllm"] for each in scenarios.values()}
+    if len(versions) != 1:
+        raise SystemExit(f"expected one version of vLLM, got {sorted(versions)}")
+    result = {
+        "vllm": versions.pop(),
+        "machines": _machines(scenarios.values()),
+        "command": "python -m benchmarks.vllm.scenario TASKS..., a process each; then "
+        "python -m benchmarks.vllm.collect",
+        "results": {
+            "figures": [figure.facts() for figure in _figures(scenarios)],
+            "tokens": _tokens(scenarios),
+            "what_the_draft_captured_on": dict(_captured_on(scenarios)),
+            "builds_while_serving": dict(_of(scenarios, "builds")),
+            "planted_faults": dict(_of(scenarios, "faults")),
+            "a_step_that_goes_on_with_another_key": dict(_of(scenarios, "die")),
+            **{name: dict(_of(scenarios, task)) for task, name in _TIMES.items()},
+        },
+    }
+    print_figures(result["results"]["figures"])
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _machines(scenarios: Iterable[Found]) -> list[Found]:
+    """The different ones, by day; how busy each was at its start is left out."""
+    seen: list[Found] = []
+    for scenario in scenarios:
+        machine = dict(scenario["machine"])
+        machine.pop("load", None)
+        machine["when"] = machine["when"][:10]
+        if machine not in seen:
+            seen.append(machine)
+    return seen
+
+
+def _label(scenario: Found) -> str:
+    options = scenario["options"]
+    backend = "Triton" if options["backend"] == "TRITON_ATTN" else "FlashAttention 3"
+    pair = PAIRS[options["pair"]]
+    head_size = pair["hidden_size"] // pair["num_attention_heads"]
+    method = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}[options["method"]]
+    size = "8B" if options["pair"] == "8b" else "small"
+    return f"{options['cudagraph_mode']}, {backend}, {size}, head size {head_size}, {method}"
+
+
+def _switch(scenario: Found) -> str:
+    switch = scenario["switch"]
+    return f"GRAPHSHARE_VLLM={switch}" if switch else "vllm alone"
+
+
+def _whole(scenario: Found, task: str) -> Any:
+    found = scenario.get(task)
+    if isinstance(found, dict) and "failed" in found:
+        return {"failed": found["failed"]}
+    return found
+
+
+def _tokens(scenarios: Mapping[str, Found]) -> dict[str, Any]:
+    alone: dict[str, Found] = {}
+    for each in scenarios.values():
+        if not each["switch"] and "tokens" in each:
+            before = alone.setdefault(_label(each), each["tokens"])
+            if not _same(before, each["tokens"]):
+                raise SystemExit(f"vLLM alone differs from vLLM alone: {_label(each)}")
+    result: dict[str, Any] = {}
+    for each in scenarios.values():
+        tokens, label = _whole(each, "tokens"), _label(each)
+        if tokens is None or label not in alone:
+            continue
+        entry = result.setdefault(label, {"vllm alone": _short(alone[label])})
+        if each["switch"]:
+            entry[_switch(each)] = {
+                "commit": each["machine"]["commit"],
+                "tokens_and_drafts_equal": "failed" not in tokens and _same(tokens, alone[label]),
+                **_changed(tokens, alone[label]),
+                "statistics_of_the_process": {
+                    name: each["statistics"][name] for name in _KEPT_OF_STATISTICS
+                },
+                "faults_planted_in_the_process": "faults" in each or "die" in each,
+            }
+        elif each["tokens"] is not alone[label]:
+            entry["vllm alone, another process"] = {"tokens_and_drafts_equal": True}
+    return result
+
+
+def _same(one: Found, other: Found) -> bool:
+    return set(one) == set(other) and all(
+        one[c][what] == other[c][what] for c in one for what in ("tokens", "drafts_digest")
+    )
+
+
+def _changed(one: Found, alone: Found) -> Found:
+    """What the draft ran, where that is not what it ran alone."""
+    if "failed" in one:
+        return one
+    ran = {c: one[c]["draft_ran"] for c in one if one[c]["draft_ran"] != alone[c]["draft_ran"]}
+    return {"draft_ran": ran} if ran else {}
+
+
+def _short(tokens: Found) -> Found:
+    return {
+        concurrency: {
+            **{name: each[name] for name in _KEPT_OF_TOKENS},
+            "fewest_distinct_of_64": min(each["distinct"]),
+        }
+        for concurrency, each in tokens.items()
+    }
+
+
+def _captured_on(scenarios: Mapping[str, Found]) -> Iterator[tuple[str, Any]]:
+    for each in scenarios.values():
+        seen = each.get("draft_saw")
+        if isinstance(seen, list) and seen:
+            right = sum(one["query_lens_right"] and one["seq_lens_right"] for one in seen)
+            wrong = [one for one in seen if not (one["query_lens_right"] and one["seq_lens_right"])]
+            yield (
+                f"{_label(each)}, {_switch(each)}",
+                {
+                    "warmups_looked_at": len(seen),
+                    "on_their_own_contents": right,
+                    **({"for_example": wrong[0]} if wrong else {}),
+                },
+            )
+
+
+def _of(scenarios: Mapping[str, Found], task: str) -> Iterator[tuple[str, Any]]:
+    for each in scenarios.values():
+        found = _whole(each, task)
+        if found is not None:
+            commit = each["machine"]["commit"]
+            yield f"{_label(each)}, {_switch(each)}", {"commit": commit, **found}
+
+
+def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
+    """Times that graphshare is held to; the hooks are compared with a step of vLLM alone."""
+    for each in scenarios.values():
+        pair = "8B" if each["options"]["pair"] == "8b" else "small"
+        steps = _measured(each, "profile")
+        for concurrency, host in _measured(each, "host").items():
+            where = f"{pair}, concurrency {concurrency}"
+            step = steps.get(concurrency, {}).get("hooks off")
+            limit = step and step["median_us"]["step of the engine"] / 100
+            added = Ratio(**host["added_us"])
+            yield Figure.of(f"{where}: host time of the hooks in a step", added, "us", limit)
+            if "saved_us" in host:
+                saved, rebuild = Ratio(**host["saved_us"]), Ratio(**host["rebuild_us"])
+                yield Figure.of(f"{where}: host time of a rebuild", rebuild, "us")
+                yield Figure.of(f"{where}: of it saved", saved, "us")
+        for case, times in _measured(each, "endtoend").items():
+            for variant, ratio in times["to_off"].items():
+                interval = Ratio(**ratio)
+                yield Figure.of(f"{pair}, {case}: {variant} / vLLM alone", interval, "ratio")
+            share = times.get("share_of_what_skipping_saves")
+            if share is not None and case.endswith("64 tokens"):
+                missed = Ratio(1 - share["median"], 1 - share["high"], 1 - share["low"])
+                name = f"{pair}, {case}: not saved of what skipping saves"
+                yield Figure.of(name, missed, "share", 0.1 if pair == "small" else None)
+
+
+def _measured(scenario: Found, task: str) -> Found:
+    found = scenario.get(task) or {}
+    return {} if "failed" in found else found
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,8 +9,7 @@ import torch
 from graphshare.capture.moves import Moves
 from graphshare.freshness import StateRecord
 from graphshare.lease import Staleness, Why, Writer
-from graphshare.memory import MemoryRanges
-from graphshare.state import LayoutChecker, tensors_by_use, with_tensors
+from graphshare.state import LayoutChecker, with_tensors
 
 __all__ = ["Relocation", "relocation_of"]
 
@@ -23,29 +21,25 @@ class Relocation:
         record: Of the state.
         states: It as captured and as last built, with the tensors that replace those that move;
             ``None`` if only what its owner declared to write has moved.
-        declared: What builds may write, by the owner's key.
-        device: Of the pool.
+        reads: Its tensors that a graph on this state reads, likewise.
+        moves: What goes where.
     """
 
     def __init__(
         self,
         record: StateRecord,
         states: tuple[Any, Any] | None,
-        declared: dict[Hashable, MemoryRanges],
-        device: torch.device,
+        reads: list[torch.Tensor],
+        moves: Moves,
     ) -> None:
         self.record = record
         self.states = states
-        self._declared = declared
+        self._reads = reads
+        self._declared = {key: moves.memory(each) for key, each in record.declared().items()}
         self._checker: LayoutChecker | None = None
-        self._reads: list[torch.Tensor] = []
-        self._leaves = MemoryRanges()
-        if states is not None:
-            rules = getattr(record.book.owner, "host_values", None)
-            if record.checker is not None:
-                self._checker = LayoutChecker(states[0], device, rules, prepared=False)
-            self._reads, leaves = tensors_by_use(states[0], device, rules)
-            self._leaves = MemoryRanges.of(leaves)
+        self._leaves = moves.memory(record.leaves)
+        if states is not None and record.checker is not None:
+            self._checker = record.checker.moved(moves.address)
 
     def commit(self, by: Writer) -> None:
         """Let the record stand for it; nobody has built it there, so it is stale (rule 6).
@@ -60,15 +54,16 @@ class Relocation:
         record.redeclare(self._declared)
 
 
-def relocation_of(record: StateRecord, moves: Moves, device: torch.device) -> Relocation | None:
+def relocation_of(record: StateRecord, moves: Moves) -> Relocation | None:
     """Work out what a state is on other memory; ``None`` if nothing of it moves.
 
     Raises:
         SplitError: A leaf moves only in part.
     """
-    before = record.declared()
-    declared = {key: moves.memory(each) for key, each in before.items()}
-    captured, state = with_tensors((record.captured, record.state), moves.tensor)
-    if captured is not record.captured:
-        return Relocation(record, (captured, state), declared, device)
-    return None if declared == before else Relocation(record, None, declared, device)
+    before = record.captured, record.state, record.tensors
+    captured, state, reads = with_tensors(before, moves.tensor)
+    if captured is not record.captured or reads is not record.tensors:
+        return Relocation(record, (captured, state), reads, moves)
+    if any(each.overlaps(moves.ranges) for each in record.declared().values()):
+        return Relocation(record, None, reads, moves)
+    return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from graphshare.capture._cuda_memory import CudaMemory, Span, spans_of
+from graphshare.capture._cuda_known import KnownMemory
+from graphshare.capture._cuda_memory import CudaMemory, spans_of
 from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
-from graphshare.capture._cuda_patch import NodeChange
+from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._failure import graph_memory_moves
 from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
 from graphshare.capture._tensor_maps import TensorMaps, tensor_maps
@@ -28,7 +29,7 @@ class GraphNodes:
     Args:
         graph: Captured, and kept beside its executable.
         device: Where it runs, with its index.
-        known: What PyTorch's allocator had of the device's memory when it was captured.
+        known: What is known of the device's memory when it was captured.
 
     Raises:
         ProvenanceError: The graph was not kept, or the driver does not let it be read.
@@ -38,7 +39,7 @@ class GraphNodes:
         self,
         graph: torch.cuda.CUDAGraph,
         device: torch.device,
-        known: Sequence[Span],
+        known: KnownMemory,
     ) -> None:
         self._graph = graph
         self._device = device
@@ -58,8 +59,9 @@ class GraphNodes:
         try:
             with torch.cuda.device(device):
                 self._maps: TensorMaps = tensor_maps(device.index)
-                spans = [(each.start, each.end) for each in known]
-                self._index = GraphIndex(self._driver, raw, self._maps, spans)
+                own = known.pool(graph.pool())
+                self._own = MemoryRanges.merged(own, device)
+                self._index = GraphIndex(self._driver, raw, self._maps, known, own)
         except DriverError as error:
             raise ProvenanceError(
                 "reading a CUDA graph",
@@ -72,8 +74,8 @@ class GraphNodes:
         """Return the nodes and the addresses in them."""
         with torch.cuda.device(self._device):
             memory = self._memory()
-            nodes = tuple(_seen(node, memory) for node in self._index.nodes)
-        has_maps = any(site.in_map for node in self._index.nodes for site in node.sites)
+            nodes = tuple(_seen(self._index, node, memory) for node in self._index.nodes)
+        has_maps = self._index.has_maps
         unknown = self._maps.exist and self._maps.word is None
         notes = (self._maps.note,) if has_maps or unknown else ()
         facts = {"driver": str(self._driver.version), "cuda": str(torch.version.cuda)}
@@ -81,7 +83,9 @@ class GraphNodes:
 
     def _memory(self) -> CudaMemory:
         pool = self._graph.pool()
-        return CudaMemory(self._device, self._driver, pool, self._known, self._index.allocations)
+        return CudaMemory(
+            self._device, self._driver, pool, self._known.spans, self._index.allocations
+        )
 
     def patch(self, moves: Moves) -> Patch:
         """Prepare to change what ``moves`` asks for.
@@ -89,35 +93,19 @@ class GraphNodes:
         Raises:
             RebindError: A node cannot be changed, or may hold what cannot be read.
         """
-        index = self._index
         self._check_own(moves)
-        by_node: dict[int, tuple[NodeIndex, list[tuple[Site, int]]]] = {}
-        touched = moves.touched(index.ascending)
-        for value in touched:
-            new = moves.address(value)
-            for node, site in index.holding(value):
-                found = by_node.get(node.number)
-                if found is None:
-                    by_node[node.number] = node, [(site, new)]
-                else:
-                    found[1].append((site, new))
-        for node in index.nodes:
-            if node.sealed:
-                named = f"{node.number}: {node.name}"
-                raise RebindError(
-                    f"rebind of a graph with node {named}",
-                    expected="nodes that can be read",
-                    got=node.opaque[0],
-                    consequence="It may hold the old address, and would go on using it",
-                    remedy="Capture the keys anew",
-                    node=named,
-                )
+        for node in self._index.sealed:
+            named = f"{node.number}: {node.name}"
+            raise RebindError(
+                f"rebind of a graph with node {named}",
+                expected="nodes that can be read",
+                got=node.opaque[0],
+                consequence="It may hold the old address, and would go on using it",
+                remedy="Capture the keys anew",
+                node=named,
+            )
         executable = self._driver.executable(self._executable())
-        changes = [
-            NodeChange(self._driver, executable, index, node, sites)
-            for node, sites in by_node.values()
-        ]
-        return _Indexed(changes, touched, map(moves.address, touched), index, self._device)
+        return GraphPatch(self._index, executable, moves, self._device)
 
     def _executable(self) -> int:
         # Asked each time: torch makes another one when it instantiates the graph again.
@@ -132,50 +120,18 @@ class GraphNodes:
 
         Nothing may move there either: replays of other graphs in the pool write it.
         """
-        pool_id = tuple(self._graph.pool())
-        own = [(each.start, each.end) for each in self._known if each.pool_id == pool_id]
-        ranges = MemoryRanges.merged(own, self._device)
-        if ranges.overlaps(moves.ranges) or ranges.overlaps(moves.targets):
+        if self._own.overlaps(moves.ranges) or self._own.overlaps(moves.targets):
             raise graph_memory_moves()
 
 
-class _Indexed(Patch):
-    """A patch after which the index is brought up to date."""
-
-    def __init__(
-        self,
-        changes: Sequence[NodeChange],
-        old: Sequence[int],
-        new: Iterable[int],
-        index: GraphIndex,
-        device: torch.device,
-    ) -> None:
-        super().__init__(changes, old)
-        self._values = self.old.union(new)
-        self._index = index
-        self._device = device
-
-    def apply(self) -> None:
-        with torch.cuda.device(self._device):
-            try:
-                super().apply()
-            finally:
-                self._index.changed(self._values)
-
-    def revert(self) -> None:
-        with torch.cuda.device(self._device):
-            try:
-                super().revert()
-            finally:
-                self._index.changed(self._values)
-
-
-def _seen(node: NodeIndex, memory: CudaMemory) -> GraphNode:
+def _seen(index: GraphIndex, node: NodeIndex, memory: CudaMemory) -> GraphNode:
     return GraphNode(
         node.number,
         node.kind,
         node.name,
-        tuple(_word(node, site) for site in node.sites if memory.find(site.value) is not None),
+        tuple(
+            _word(node, site) for site in index.sites(node) if memory.find(site.value) is not None
+        ),
         tuple(node.opaque),
         node.inside,
     )
@@ -183,8 +139,8 @@ def _seen(node: NodeIndex, memory: CudaMemory) -> GraphNode:
 
 def _word(node: NodeIndex, site: Site) -> Word:
     if node.kind != "kernel":
-        where = "dst" if site.word else "src"
-        return Word(site.value, where, Certainty.READ, place=(0, site.word))
+        where = "dst" if site.offset else "src"
+        return Word(site.value, where, Certainty.READ, place=(0, site.offset))
     where = f"parameter {site.parameter}" + (f" + {site.offset}" if site.offset else "")
     certainty = Certainty.TENSOR_MAP if site.in_map else Certainty.INFERRED
     return Word(site.value, where, certainty, place=(site.parameter, site.offset))
@@ -208,7 +164,7 @@ class ForeignGraph:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._device = device
         self._nodes: GraphNodes | None = None
-        self._known = spans_of(device)
+        self._known = KnownMemory(spans_of(device))
 
     def read(self) -> GraphReading:
         """Return the nodes and the addresses in them."""

@@ -1,46 +1,54 @@
-"""The nodes of a CUDA graph and the words in their parameters that may be addresses."""
+"""The nodes of a CUDA graph and the words in their parameters that may be addresses.
+
+All words of all nodes lie side by side in one buffer of our own, so that those that may be
+addresses are found in a few operations over all of them, and a node is put on other memory by
+writing there and handing the driver what refers to it. A word is named by its place in the buffer.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from graphshare.capture._graph_driver import DriverError, GraphDriver, demangled
-from graphshare.capture._tensor_maps import MAP_WORDS, TensorMaps
+import torch
 
-__all__ = ["GraphIndex", "KernelParams", "NodeIndex", "Site"]
+from graphshare.capture._cuda_known import KnownMemory, runs_of, within
+from graphshare.capture._cuda_params import FunctionLayout, KernelParams
+from graphshare.capture._graph_driver import DriverError, GraphDriver
+from graphshare.capture._tensor_maps import TensorMaps
+
+__all__ = ["GraphIndex", "Group", "NodeIndex", "Settable", "Site"]
 
 # Numbers outside of these are no addresses: the first page, and what user space does not reach.
 _LEAST, _MOST = 1 << 16, 1 << 56
 
-_BUFFER, _SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE
-
 _WITHOUT_ADDRESSES = frozenset(
     {"empty", "event wait", "event record", "semaphore signal", "semaphore wait"}
 )
+_HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
+_OPERAND = 2
+
+Group = tuple[list[int], list[int]]
+"""The words that have one value, and the numbers of the nodes that they are in."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Site:
     """A word that may be an address.
 
     Attributes:
         value: The word.
-        word: Its place: in a kernel's parameters, counted in eight bytes; else 0 for the source
-            of a copy, 1 for the target.
-        parameter: Number of the kernel's parameter.
-        offset: In that parameter, in bytes.
+        parameter: Number of the kernel's parameter; else 0.
+        offset: In that parameter, in bytes; else 0 for the source of a copy, 1 for the target.
         in_map: Whether it looks like the address in a tensor map.
     """
 
     value: int
-    word: int
-    parameter: int = 0
-    offset: int = 0
+    parameter: int
+    offset: int
     in_map: bool = False
 
 
@@ -52,9 +60,11 @@ class NodeIndex:
         number: In the order of the graph, enclosed nodes after their encloser.
         handle: The driver's.
         kind: In words.
-        name: Of the kernel; else the kind.
         inside: Number of the encloser.
-        sites: What may be addresses.
+        base: Its first word.
+        layout: Of a kernel's parameters.
+        params: Of a copy or a fill: what the driver takes for it.
+        ends: The attribute of ``params`` that each word is, empty where it is none.
         opaque: What cannot be read.
         sealed: Whether what cannot be read may hold an address of a buffer.
     """
@@ -62,240 +72,236 @@ class NodeIndex:
     number: int
     handle: Any
     kind: str
-    name: str
     inside: int | None
-    sites: list[Site] = field(default_factory=list[Site])
+    base: int
+    layout: FunctionLayout | None = None
+    params: Any = None
+    ends: tuple[str, ...] = ()
     opaque: list[str] = field(default_factory=list[str])
     sealed: bool = False
 
-
-class _Layout:
-    """Where the words of one function's parameters are."""
-
-    __slots__ = ("maps", "name", "nbytes", "params", "words")
-
-    def __init__(self, driver: GraphDriver, params: Any, maps: TensorMaps) -> None:
-        self.params = driver.layout(params)
-        self.name = demangled(driver.name(params))
-        self.nbytes = max((offset + size for offset, size in self.params), default=0)
-        self.words: list[tuple[int, int, int]] = []  # word, parameter, offset in it
-        self.maps: list[int] = []  # words at which a tensor map may begin
-        for number, (start, size) in enumerate(self.params):
-            if start % 8:
-                continue  # nothing in it is aligned for an address
-            for offset in range(0, size - 7, 8):
-                self.words.append(((start + offset) // 8, number, offset))
-                if maps.may_start(start + offset) and size - offset >= 8 * MAP_WORDS:
-                    self.maps.append((start + offset) // 8)
-
-    def bytes_of(self, params: Any) -> bytearray:
-        """Return the parameters of a node as the device will see them."""
-        found = bytearray(-(-self.nbytes // 8) * 8)
-        extra = int(params.extra or 0)
-        if extra:
-            data, size = _extra(extra)
-            size = min(size, len(found))
-            found[:size] = ctypes.string_at(data, size)
-        elif self.params:
-            pointers = (ctypes.c_void_p * len(self.params)).from_address(int(params.kernelParams))
-            for pointer, (offset, size) in zip(pointers, self.params, strict=True):
-                found[offset : offset + size] = ctypes.string_at(pointer, size)
-        return found
-
-
-def _extra(address: int) -> tuple[int, int]:
-    """Return address and size of a parameter buffer: pairs of a number and a pointer, then 0."""
-    data = size = 0
-    while True:
-        number, value = (ctypes.c_uint64 * 2).from_address(address)
-        if number == _BUFFER:
-            data = value
-        elif number == _SIZE:
-            size = ctypes.c_size_t.from_address(value).value
-        else:
-            return data, size
-        address += 16
-
-
-class KernelParams:
-    """The parameters of one kernel node in memory of our own, to be changed and set.
-
-    Args:
-        params: What the driver returned for the node.
-        layout: Of its function.
-
-    Attributes:
-        params: What the driver takes; refers to :attr:`words`.
-        words: The parameters, eight bytes each; may be written.
-    """
-
-    def __init__(self, params: Any, layout: _Layout) -> None:
-        content = layout.bytes_of(params)
-        self._buffer = (ctypes.c_char * len(content)).from_buffer(content)
-        self.words = (ctypes.c_uint64 * (len(content) // 8)).from_buffer(content)
-        base = ctypes.addressof(self._buffer)
-        if int(params.extra or 0):
-            self._size = ctypes.c_size_t(layout.nbytes)
-            self._extra = (ctypes.c_uint64 * 5)(
-                _BUFFER, base, _SIZE, ctypes.addressof(self._size), 0
-            )
-            params.extra = ctypes.addressof(self._extra)
-        else:
-            starts = [base + offset for offset, _ in layout.params]
-            self._pointers = (ctypes.c_void_p * len(starts))(*starts)
-            params.kernelParams = ctypes.addressof(self._pointers)
-        self.params = params
+    @property
+    def name(self) -> str:
+        """Of the kernel; else the kind."""
+        return self.kind if self.layout is None else self.layout.name
 
 
 class GraphIndex:
     """All nodes of a graph, read once.
 
     Attributes:
+        driver: As given.
         nodes: Every node, enclosed ones included.
+        sealed: Those that may hold an address that cannot be read.
         allocations: Start and size of the memory that the graph's own nodes allocate.
+        words: Every word of every node; may be written.
+        groups: The words that may move, by value.
+        ascending: The values of :attr:`groups` in ascending order.
 
     Args:
         driver: The driver.
         graph: Its handle.
         maps: What tensor maps look like.
-        spans: Start and end of the memory that PyTorch had when it was captured.
+        known: What is known of the memory at its capture.
+        fixed: Start and end of the memory that does not move: the graph's own.
 
     Raises:
         DriverError: The driver does not let it be read.
     """
 
     def __init__(
-        self, driver: GraphDriver, graph: Any, maps: TensorMaps, spans: Sequence[tuple[int, int]]
+        self,
+        driver: GraphDriver,
+        graph: Any,
+        maps: TensorMaps,
+        known: KnownMemory,
+        fixed: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
-        self._layouts: dict[int, _Layout] = {}
-        self._own: dict[int, KernelParams] = {}
-        self._driver = driver
-        self._maps = maps
-        self._spans = sorted(spans)
-        self._known: dict[int, bool] = {}
-        self._read(graph, None)
-        self._by_value: dict[int, list[tuple[NodeIndex, Site]]] = {}
-        for node in self.nodes:
-            for site in node.sites:
-                self._by_value.setdefault(site.value, []).append((node, site))
-        self._ascending = sorted(self._by_value)
+        self.driver, self._maps, self._known = driver, maps, known
+        self._settable: dict[int, Settable] = {}
+        parts = _Parts()
+        self._read(graph, None, parts)
+        self._buffer = bytearray(b"".join(parts.content))
+        self._address = ctypes.addressof((ctypes.c_char * parts.words).from_buffer(self._buffer))
+        self.words = memoryview(self._buffer).cast("Q")
+        self._places: list[int] = []
+        self._in_maps: frozenset[int] = frozenset()
+        self.groups: dict[int, Group] = {}
+        self.ascending: list[int] = []
+        if parts.words:
+            self.regroup(self._find(parts, fixed))
+        self.sealed = [node for node in self.nodes if node.sealed]
 
-    def _read(self, graph: Any, inside: int | None) -> None:
-        driver = self._driver
+    def _read(self, graph: Any, inside: int | None, parts: _Parts) -> None:
+        driver, nodes = self.driver, self.nodes
         for handle in driver.nodes(graph):
             kind = driver.kind(handle)
-            node = NodeIndex(len(self.nodes), handle, kind, kind, inside)
-            self.nodes.append(node)
+            node = NodeIndex(len(nodes), handle, kind, inside, parts.words)
+            nodes.append(node)
             if kind == "kernel":
-                self._kernel(node)
+                params = driver.kernel(handle)
+                try:
+                    layout = self._known.layout(driver, params, self._maps)
+                except DriverError as error:
+                    node.opaque.append(f"its parameters: {error}")
+                    node.sealed = True
+                    continue
+                node.layout = layout
+                parts.add(layout.content(params), layout.aligned, layout.starts)
             elif kind == "memcpy":
-                params = driver.memcpy(handle)
-                node.sites = [Site(value, place) for place, value in _ends(params) if value]
+                node.params = driver.memcpy(handle)
+                node.ends = tuple(_operand(node.params, end) for end in ("src", "dst"))
+                parts.add_ends([_value(node.params, name) for name in node.ends])
             elif kind == "memset":
-                node.sites = [Site(int(driver.memset(handle).dst), 1)]
+                node.params = driver.memset(handle)
+                node.ends = "", "dst"
+                parts.add_ends([0, _value(node.params, "dst")])
             elif kind == "child graph":
-                self._read(driver.child(handle), node.number)
+                self._read(driver.child(handle), node.number, parts)
             elif kind == "conditional":
                 bodies = driver.bodies(handle)
                 if bodies is None:
                     node.opaque.append("its body: this driver does not show it")
                     node.sealed = True
                 for body in bodies or ():
-                    self._read(body, node.number)
+                    self._read(body, node.number, parts)
             elif kind == "allocation":
                 self.allocations.append(driver.allocation(handle))
             elif kind == "free":
-                node.sites = [Site(driver.freed(handle), 1)]
+                parts.add_ends([0, driver.freed(handle)])
             elif kind == "host":
                 node.opaque.append("a function on the host, and what it is given")
             elif kind not in _WITHOUT_ADDRESSES:
                 node.opaque.append(f"a node of the kind {kind!r}")
                 node.sealed = True
 
-    def own_params(self, node: NodeIndex) -> KernelParams:
-        """Return a kernel node's parameters to be changed; the same object each time."""
-        own = self._own.get(node.number)
-        if own is None:
-            params = self._driver.kernel(node.handle)
-            own = self._own[node.number] = KernelParams(params, self._layout(params))
-        return own
+    def _find(self, parts: _Parts, fixed: Sequence[tuple[int, int]]) -> dict[int, Group]:
+        """Find the words that may be addresses, and group those that may move by value."""
+        words = torch.frombuffer(self._buffer, dtype=torch.int64)
+        aligned = torch.frombuffer(bytearray(b"".join(parts.aligned)), dtype=torch.uint8)
+        places = ((words >= _LEAST) & (words < _MOST) & (aligned > 0)).nonzero().flatten()
+        values = words[places]
+        are = self._known.are_memory(self.driver, values, self.allocations)
+        are |= aligned[places] == _OPERAND  # an address, whoever has the memory
+        places, values = places[are], values[are]
+        self._places = places.tolist()
+        bases = [node.base for node in self.nodes]
+        bases = torch.tensor(bases, dtype=torch.int64, device="cpu")
+        self._find_maps(
+            words, torch.frombuffer(bytearray(b"".join(parts.starts)), dtype=torch.bool), bases
+        )
+        moving = ~within(values, runs_of(fixed))
+        places, values = places[moving], values[moving]
+        numbers = torch.searchsorted(bases, places, right=True) - 1
+        groups: dict[int, Group] = {}
+        for value, place, number in zip(
+            values.tolist(), places.tolist(), numbers.tolist(), strict=True
+        ):
+            group = groups.get(value)
+            if group is None:
+                groups[value] = [place], [number]
+            else:
+                group[0].append(place)
+                if group[1][-1] != number:
+                    group[1].append(number)
+        return groups
 
-    def _layout(self, params: Any) -> _Layout:
-        function = self._driver.function(params)
-        layout = self._layouts.get(function)
-        if layout is None:
-            layout = self._layouts[function] = _Layout(self._driver, params, self._maps)
-        return layout
-
-    def _kernel(self, node: NodeIndex) -> None:
-        params = self._driver.kernel(node.handle)
-        try:
-            layout = self._layout(params)
-        except DriverError as error:
-            node.opaque.append(f"its parameters: {error}")
-            node.sealed = True
-            return
-        node.name = layout.name
-        content = layout.bytes_of(params)
-        words = struct.unpack(f"<{len(content) // 8}Q", content)
+    def _find_maps(self, words: torch.Tensor, starts: torch.Tensor, bases: torch.Tensor) -> None:
+        """Find the tensor maps; seal the nodes that have one whose address cannot be told."""
         maps = self._maps
-        in_maps: set[int] = set()
-        for start in layout.maps:
-            if maps.word is None:
-                if maps.looks_like(words, start):
-                    node.opaque.append(f"what may be a tensor map at byte {8 * start}")
-                    node.sealed = True
-            elif _LEAST <= words[start + maps.word] < _MOST and maps.looks_like(words, start):
-                in_maps.add(start + maps.word)
-        node.sites = [
-            Site(words[word], word, parameter, offset, word in in_maps)
-            for word, parameter, offset in layout.words
-            if _LEAST <= words[word] < _MOST and self._is_address(words[word])
-        ]
+        begin = starts.nonzero().flatten()
+        begin = begin[maps.look_like(words, begin)]
+        if maps.word is not None:
+            addresses = begin + maps.word
+            may_be = (words[addresses] >= _LEAST) & (words[addresses] < _MOST)
+            self._in_maps = frozenset(addresses[may_be].tolist())
+            return
+        numbers = torch.searchsorted(bases, begin, right=True) - 1
+        for place, number in zip(begin.tolist(), numbers.tolist(), strict=True):
+            node = self.nodes[number]
+            node.opaque.append(f"what may be a tensor map at byte {8 * (place - node.base)}")
+            node.sealed = True
 
-    def _is_address(self, value: int) -> bool:
-        """Whether it is, or was at the capture, an address of memory that anybody has."""
-        known = self._known.get(value)
-        if known is None:
-            place = bisect_right(self._spans, (value, _MOST)) - 1
-            known = self._known[value] = (
-                (place >= 0 and value < self._spans[place][1])
-                or any(start <= value < start + size for start, size in self.allocations)
-                or self._driver.allocated(value) is not None
-            )
-        return known
+    def regroup(self, groups: dict[int, Group]) -> None:
+        """Take the words to have these values now."""
+        self.groups = groups
+        self.ascending = sorted(groups)
 
     @property
-    def ascending(self) -> list[int]:
-        """Each value that may be an address, once, in ascending order."""
-        return self._ascending
+    def has_maps(self) -> bool:
+        """Whether an address in a tensor map was found."""
+        return not self._in_maps.isdisjoint(self._places)
 
-    def holding(self, value: int) -> list[tuple[NodeIndex, Site]]:
-        """Return where a value of :attr:`ascending` is."""
-        return self._by_value[value]
+    def sites(self, node: NodeIndex) -> Iterator[Site]:
+        """Yield the words of a node that may be addresses, with what they hold now."""
+        places, words, layout = self._places, self.words, node.layout
+        end = len(words) if node is self.nodes[-1] else self.nodes[node.number + 1].base
+        for place in places[bisect_left(places, node.base) : bisect_left(places, end)]:
+            word = place - node.base
+            parameter, offset = (0, word) if layout is None else layout.place(word)
+            yield Site(words[place], parameter, offset, place in self._in_maps)
 
-    def changed(self, values: Iterable[int]) -> None:
-        """Bring it up to date where sites had, or have, one of some values."""
-        by_value = self._by_value
-        gone = set(values)
-        moved = [each for value in gone for each in by_value.pop(value, ())]
-        for node, site in moved:
-            by_value.setdefault(site.value, []).append((node, site))
-        # What stays is in order, so that sorting is a merge.
-        stays = [value for value in self._ascending if value not in gone]
-        self._ascending = sorted([*stays, *sorted({site.value for _, site in moved})])
-
-
-def _ends(params: Any) -> Iterator[tuple[int, int]]:
-    # An operand in an array of the device has no address.
-    for place, end in enumerate(("src", "dst")):
-        kind = int(getattr(params, f"{end}MemoryType"))
-        if kind == _HOST:
-            yield place, int(getattr(params, f"{end}Host") or 0)
-        elif kind in (_DEVICE, _UNIFIED):
-            yield place, int(getattr(params, f"{end}Device"))
+    def settable(self, number: int) -> Settable:
+        """Return what the driver needs to set a node to its words; the same one each time."""
+        found = self._settable.get(number)
+        if found is None:
+            node = self.nodes[number]
+            params, own = node.params, None
+            if node.layout is not None:
+                address = self._address + 8 * node.base
+                own = KernelParams(self.driver.kernel(node.handle), node.layout, address)
+                params = own.params
+            found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
+        return found
 
 
-_HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
+class Settable(NamedTuple):
+    """A node that can be set to its words.
+
+    Attributes:
+        kind: In words.
+        handle: The driver's.
+        params: What the driver takes.
+        node: The node.
+        own: Of a kernel: keeps alive what ``params`` refers to.
+    """
+
+    kind: str
+    handle: Any
+    params: Any
+    node: NodeIndex
+    own: KernelParams | None
+
+
+class _Parts:
+    """What the nodes of a graph have in their parameters, one after the other."""
+
+    def __init__(self) -> None:
+        self.content: list[bytes] = []
+        self.aligned: list[bytes] = []
+        self.starts: list[bytes] = []
+        self.words = 0
+
+    def add(self, content: bytes, aligned: bytes, starts: bytes) -> None:
+        self.content.append(content)
+        self.aligned.append(aligned)
+        self.starts.append(starts)
+        self.words += len(aligned)
+
+    def add_ends(self, values: Sequence[int]) -> None:
+        content = b"".join(value.to_bytes(8, "little") for value in values)
+        self.add(content, bytes(_OPERAND if value else 0 for value in values), bytes(len(values)))
+
+
+def _operand(params: Any, end: str) -> str:
+    """Return the name of an operand of a copy; empty for an array of the device, without one."""
+    kind = int(getattr(params, f"{end}MemoryType"))
+    if kind == _HOST:
+        return f"{end}Host"
+    return f"{end}Device" if kind in (_DEVICE, _UNIFIED) else ""
+
+
+def _value(params: Any, name: str) -> int:
+    return int(getattr(params, name) or 0) if name else 0

@@ -1,115 +1,155 @@
-"""One node of a CUDA graph on other addresses."""
+"""A CUDA graph on other addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
-from graphshare.capture._graph_driver import DriverError, GraphDriver
+import torch
+
+from graphshare.capture._cuda_nodes import GraphIndex, Group, NodeIndex
+from graphshare.capture._graph_driver import DriverError
+from graphshare.capture.moves import Moves
+from graphshare.capture.patching import Patch
 from graphshare.errors import RebindError
 
-__all__ = ["NodeChange"]
+__all__ = ["GraphPatch"]
 
 
-class NodeChange:
-    """Gives a node other addresses, in the executable graph and in the graph it was made of.
+class GraphPatch(Patch):
+    """Gives nodes other addresses, in the executable graph and in the graph it was made of.
 
     Args:
-        driver: The driver.
-        executable: Handle of the executable graph.
         index: Of the graph.
-        node: The node.
-        sites: Its words that change, each with the new value.
+        executable: Handle of the executable graph.
+        moves: What goes where.
+        device: Where the graph runs.
 
     Raises:
-        RebindError: It is no node whose addresses can be changed.
+        RebindError: It has a node whose addresses cannot be changed.
     """
 
-    __slots__ = (
-        "_executable",
-        "_node",
-        "_params",
-        "_put",
-        "_set",
-        "_set_in_graph",
-        "_sites",
-        "words",
-    )
-
     def __init__(
-        self,
-        driver: GraphDriver,
-        executable: Any,
-        index: GraphIndex,
-        node: NodeIndex,
-        sites: Sequence[tuple[Site, int]],
+        self, index: GraphIndex, executable: Any, moves: Moves, device: torch.device
     ) -> None:
-        self.words = len(sites)
-        self._executable = executable
-        self._node = node
-        self._sites = [(site, site.value, new) for site, new in sites]
-        kind, handle = node.kind, node.handle
-        if kind == "kernel":
-            own = index.own_params(node)
-            self._params, self._put = own.params, own.words.__setitem__
-            self._set, self._set_in_graph = driver.set_kernel, driver.set_kernel_in_graph
-        elif kind == "memcpy":
-            self._params = driver.memcpy(handle)
-            self._put = partial(_put_end, self._params)
-            self._set, self._set_in_graph = driver.set_memcpy, driver.set_memcpy_in_graph
-        elif kind == "memset":
-            self._params = driver.memset(handle)
-            self._put = partial(_put_target, self._params)
-            self._set, self._set_in_graph = driver.set_memset, driver.set_memset_in_graph
-        else:
-            raise _refused(node, "one whose addresses can be changed", f"a node {kind!r}")
+        self._index, self._executable, self._device = index, executable, device
+        self._before = index.groups
+        changes: list[tuple[list[int], int, int]] = []  # places, the old value, the new one
+        numbers: set[int] = set()
+        self.pairs = set[int]()
+        for pair, by, values in moves.moving(index.ascending):
+            self.pairs.add(pair)
+            for value in values:
+                places, nodes = self._before[value]
+                changes.append((places, value, value + by))
+                numbers.update(nodes)
+        self._changes = changes
+        self._settable = [index.settable(number) for number in sorted(numbers)]
+        for each in self._settable:
+            if each.kind not in index.driver.setters:
+                got = f"a node {each.kind!r}"
+                raise _refused(each.node, "one whose addresses can be changed", got)
+        self._operands = [
+            (each.params, name, each.node.base + word)
+            for each in self._settable
+            if each.own is None
+            for word, name in enumerate(each.node.ends)
+            if name
+        ]
+        self._done = False
+        self.nodes = len(self._settable)
+        self.words = sum(len(places) for places, _, _ in changes)
 
     def apply(self) -> None:
         """Set the new addresses."""
-        put, handle, params = self._put, self._node.handle, self._params
-        for site, _, new in self._sites:
-            put(site.word, new)
-            site.value = new
-        try:
-            self._set(self._executable, handle, params)
-        except DriverError as error:
-            self._put_back()
-            raise self._named(error) from error
-        try:
-            self._set_in_graph(handle, params)
-        except DriverError as error:
-            self._put_back()
-            self._set(self._executable, handle, params)
-            raise self._named(error) from error
+        if self._done or not self._changes:
+            return
+        setters, executable = self._index.driver.setters, self._executable
+        done, half = 0, False
+        with torch.cuda.device(self._device):
+            try:
+                self._write(new=True)
+                for kind, handle, params, node, _ in self._settable:
+                    in_executable, in_graph = setters[kind]
+                    (code,) = in_executable(executable, handle, params)
+                    if code:
+                        raise _failed(node, in_executable, code)
+                    half = True
+                    (code,) = in_graph(handle, params)
+                    if code:
+                        raise _failed(node, in_graph, code)
+                    half = False
+                    done += 1
+            except BaseException as error:
+                # A node that the driver does not change at all is not set back either.
+                self._write(new=False)
+                worse = self._set_back(done, half=half)
+                if worse is not None:
+                    raise worse from error
+                raise
+        self._index.regroup(self._moved())
+        self._done = True
 
     def revert(self) -> None:
         """Set the old ones."""
-        self._put_back()
-        try:
-            self._set(self._executable, self._node.handle, self._params)
-            self._set_in_graph(self._node.handle, self._params)
-        except DriverError as error:
-            raise self._named(error) from error
+        if not self._done:
+            return
+        self._done = False
+        self._index.regroup(self._before)
+        with torch.cuda.device(self._device):
+            self._write(new=False)
+            worse = self._set_back(self.nodes, half=False)
+        if worse is not None:
+            raise worse
 
-    def _put_back(self) -> None:
-        for site, old, _ in self._sites:
-            self._put(site.word, old)
-            site.value = old
+    def _write(self, *, new: bool) -> None:
+        words = self._index.words
+        for places, before, after in self._changes:
+            value = after if new else before
+            for place in places:
+                words[place] = value
+        for params, name, place in self._operands:
+            setattr(params, name, words[place])
 
-    def _named(self, error: DriverError) -> RebindError:
-        return _refused(self._node, "a node that the driver changes", str(error))
+    def _set_back(self, done: int, *, half: bool) -> RebindError | None:
+        """Set the first nodes to their words, last first; goes on where one cannot be.
+
+        Args:
+            done: How many were set in both graphs.
+            half: Whether the one after them was set in the executable.
+
+        Returns:
+            The error of the first that cannot be set back.
+        """
+        failed: RebindError | None = None
+        setters, executable = self._index.driver.setters, self._executable
+        for number in reversed(range(done + half)):
+            kind, handle, params, node, _ = self._settable[number]
+            in_executable, in_graph = setters[kind]
+            (code,) = in_executable(executable, handle, params)
+            if code:
+                failed = failed or _failed(node, in_executable, code)
+            if number < done:
+                (code,) = in_graph(handle, params)
+                if code:
+                    failed = failed or _failed(node, in_graph, code)
+        return failed
+
+    def _moved(self) -> dict[int, Group]:
+        """Return the groups as they are after the change."""
+        groups = self._before.copy()
+        moved = [(after, groups.pop(before)) for _, before, after in self._changes]
+        for value, (places, nodes) in moved:
+            other = groups.get(value)
+            if other is None:
+                groups[value] = places, nodes
+            else:  # what stays has the value already
+                groups[value] = [*places, *other[0]], sorted({*nodes, *other[1]})
+        return groups
 
 
-def _put_end(params: Any, end: int, address: int) -> None:
-    name = ("src", "dst")[end]
-    on_host = int(getattr(params, f"{name}MemoryType")) == 1  # CU_MEMORYTYPE_HOST
-    setattr(params, f"{name}Host" if on_host else f"{name}Device", address)
-
-
-def _put_target(params: Any, _: int, address: int) -> None:
-    params.dst = address
+def _failed(node: NodeIndex, call: Any, code: Any) -> RebindError:
+    named = getattr(call, "__name__", "the driver").lstrip("_")
+    return _refused(node, "a node that the driver changes", str(DriverError(named, code.name)))
 
 
 def _refused(node: NodeIndex, expected: str, got: str) -> RebindError:

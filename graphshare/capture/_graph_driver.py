@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from graphshare.errors import ProvenanceError
 
-__all__ = ["DriverError", "GraphDriver", "demangled", "graph_driver"]
+__all__ = ["DriverError", "GraphDriver", "Setters", "demangled", "graph_driver"]
 
 _Handle = Any
 
@@ -55,24 +55,53 @@ def graph_driver() -> GraphDriver:
     return GraphDriver(bindings)
 
 
+class Setters(NamedTuple):
+    """Gives a node other parameters, as ``cuda-bindings`` does: returns ``(code,)``, 0 if done.
+
+    Not by way of an exception, nor of a function of our own: a move of a large model's graphs
+    calls them ten thousand times.
+
+    Attributes:
+        executable: ``executable(executable_graph, node, params)``.
+        graph: ``graph(node, params)``: in the graph that the executable was made of. Whoever reads
+            that, or makes an executable of it again, is to find what really runs.
+    """
+
+    executable: Callable[[Any, Any, Any], tuple[Any]]
+    graph: Callable[[Any, Any], tuple[Any]]
+
+
 class GraphDriver:
     """The driver's calls, with its error codes as :class:`DriverError`.
 
     Args:
         bindings: The module ``cuda.bindings.driver``.
+
+    Attributes:
+        setters: By kind of node, what changes it.
     """
 
     def __init__(self, bindings: Any) -> None:
         self._cu = bindings
         self._ok = bindings.CUresult.CUDA_SUCCESS
-        self._exec_set_kernel = bindings.cuGraphExecKernelNodeSetParams
-        self._graph_set_kernel = bindings.cuGraphKernelNodeSetParams
+        self._node_kind = bindings.cuGraphNodeGetType
+        self._get_kernel = bindings.cuGraphKernelNodeGetParams
+        self.setters = {
+            "kernel": Setters(
+                bindings.cuGraphExecKernelNodeSetParams, bindings.cuGraphKernelNodeSetParams
+            ),
+            "memcpy": Setters(self._set_memcpy, bindings.cuGraphMemcpyNodeSetParams),
+            "memset": Setters(self._set_memset, bindings.cuGraphMemsetNodeSetParams),
+        }
+        self._attribute = bindings.cuPointerGetAttribute
+        self._memory_type = bindings.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         self._kinds: dict[Any, str] = {}
         kinds: Any = bindings.CUgraphNodeType
         for kind in kinds:
             name: str = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_")
             self._kinds[kind] = _KINDS.get(name, name.lower().replace("_", " "))
 
+    # What is called for thousands of nodes at once goes without it.
     def _call(self, name: str, *args: Any) -> Any:
         code, *results = getattr(self._cu, name)(*args)
         if code != self._ok:
@@ -101,7 +130,10 @@ class GraphDriver:
 
     def kind(self, node: _Handle) -> str:
         """Return what kind of node it is, in words."""
-        return self._kinds[self._call("cuGraphNodeGetType", node)]
+        code, kind = self._node_kind(node)
+        if code != self._ok:
+            raise DriverError("cuGraphNodeGetType", code.name)
+        return self._kinds[kind]
 
     def child(self, node: _Handle) -> _Handle:
         """Return the graph in a child graph node; nodes in it may be changed like any."""
@@ -117,7 +149,10 @@ class GraphDriver:
 
     def kernel(self, node: _Handle) -> Any:
         """Return a kernel node's ``CUDA_KERNEL_NODE_PARAMS``."""
-        return self._call("cuGraphKernelNodeGetParams", node)
+        code, params = self._get_kernel(node)
+        if code != self._ok:
+            raise DriverError("cuGraphKernelNodeGetParams", code.name)
+        return params
 
     def function(self, params: Any) -> int:
         """Return a number for the function, or kernel, of a kernel node's parameters."""
@@ -160,41 +195,21 @@ class GraphDriver:
         """Return the address that a free node frees."""
         return int(self._call("cuGraphMemFreeNodeGetParams", node))
 
-    # Changing graphs. The executable is changed, and the graph it was made of with it: whoever
-    # reads that graph, or makes an executable of it again, finds what really runs.
+    # Changing graphs.
 
-    def set_kernel(self, executable: _Handle, node: _Handle, params: Any) -> None:
-        """Give a kernel node other parameters."""
-        # Not by _call: this and the next are called for thousands of nodes at once.
-        (code,) = self._exec_set_kernel(executable, node, params)
-        if code != self._ok:
-            raise DriverError("cuGraphExecKernelNodeSetParams", code.name)
-
-    def set_kernel_in_graph(self, node: _Handle, params: Any) -> None:
-        """As :meth:`set_kernel`, for the graph itself."""
-        (code,) = self._graph_set_kernel(node, params)
-        if code != self._ok:
-            raise DriverError("cuGraphKernelNodeSetParams", code.name)
-
-    def set_memcpy(self, executable: _Handle, node: _Handle, params: Any) -> None:
-        """Give a copy node other operands."""
+    def _set_memcpy(self, executable: _Handle, node: _Handle, params: Any) -> tuple[Any]:
         context = self._call("cuCtxGetCurrent")
-        self._call("cuGraphExecMemcpyNodeSetParams", executable, node, params, context)
+        return self._cu.cuGraphExecMemcpyNodeSetParams(executable, node, params, context)
 
-    def set_memcpy_in_graph(self, node: _Handle, params: Any) -> None:
-        """As :meth:`set_memcpy`, for the graph itself."""
-        self._call("cuGraphMemcpyNodeSetParams", node, params)
-
-    def set_memset(self, executable: _Handle, node: _Handle, params: Any) -> None:
-        """Give a fill node another operand."""
+    def _set_memset(self, executable: _Handle, node: _Handle, params: Any) -> tuple[Any]:
         context = self._call("cuCtxGetCurrent")
-        self._call("cuGraphExecMemsetNodeSetParams", executable, node, params, context)
-
-    def set_memset_in_graph(self, node: _Handle, params: Any) -> None:
-        """As :meth:`set_memset`, for the graph itself."""
-        self._call("cuGraphMemsetNodeSetParams", node, params)
+        return self._cu.cuGraphExecMemsetNodeSetParams(executable, node, params, context)
 
     # Memory, and tensor maps.
+
+    def is_memory(self, address: int) -> bool:
+        """Say whether an address lies in memory that the driver knows."""
+        return self._attribute(self._memory_type, address)[0] == self._ok
 
     def allocated(self, address: int) -> tuple[str, int, int] | None:
         """Say what an address lies in: ``"device"`` or ``"host"``, its start and its size.

@@ -42,6 +42,7 @@ _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 _SWIZZLES = ("NONE", "32B", "64B", "128B")
 _PROMOTIONS = ("NONE", "L2_64B", "L2_128B", "L2_256B")
+_EACH = torch.arange(MAP_WORDS, device="cpu")
 _DTYPES = (
     *(("UINT8", 1), ("UINT16", 2), ("UINT32", 4), ("INT32", 4), ("UINT64", 8), ("INT64", 8)),
     *(("FLOAT16", 2), ("FLOAT32", 4), ("FLOAT64", 8), ("BFLOAT16", 2), ("TFLOAT32", 4)),
@@ -72,19 +73,28 @@ class TensorMaps:
         """Whether a tensor map may start at an offset in a kernel's parameters."""
         return offset % 16 == 0 if self.bank is None else (self.bank + offset) % 64 == 0
 
-    def looks_like(self, words: Sequence[int], start: int = 0) -> bool:
-        """Whether eight of some words, from ``start`` on, may be a tensor map."""
-        if not self.exist or start + MAP_WORDS > len(words):
-            return False
-        if not all(words[start + place] for place in self.always):
-            return False
-        if self.word is not None and not words[start + _FORMAT] >> 32:
-            return False  # a stride: only a map of one dimension has none
-        return not any(
-            words[start + place] & unused
-            for place, unused in enumerate(self.unused)
-            if place != self.word
-        )
+    def look_like(self, words: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Say where eight of some words may be a tensor map.
+
+        Args:
+            words: ``[n]``, int64, on the host.
+            starts: ``[m]``, int64: where each begins.
+
+        Returns:
+            ``[m]``, bool.
+        """
+        fits = starts + MAP_WORDS <= len(words)
+        if not self.exist or not bool(fits.any()):
+            return torch.zeros_like(fits)
+        maps = words[starts[:, None].clamp(max=len(words) - MAP_WORDS) + _EACH]
+        for place in self.always:
+            fits &= maps[:, place] != 0
+        if self.word is not None:
+            fits &= maps[:, _FORMAT] >> 32 != 0  # a stride: only a map of one dimension has none
+        for place, unused in enumerate(self.unused):
+            if place != self.word:
+                fits &= maps[:, place] & _signed(unused) == 0
+        return fits
 
     @property
     def note(self) -> str:
@@ -135,6 +145,10 @@ def tensor_maps(device: int) -> TensorMaps:
 
 def _encode(address: int) -> list[int]:
     return graph_driver().tensor_map(address, "BFLOAT16", 2, (64, 128), (16, 8), "NONE", "NONE")
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
 
 
 def _widened(used: Sequence[int]) -> list[int]:

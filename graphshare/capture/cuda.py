@@ -16,7 +16,8 @@ import torch
 
 from graphshare.capture._collection import no_collection
 from graphshare.capture._cuda_graph import GraphNodes
-from graphshare.capture._cuda_memory import Span, spans_of
+from graphshare.capture._cuda_known import KnownMemory
+from graphshare.capture._cuda_memory import spans_of
 from graphshare.capture._failure import forward_raised
 from graphshare.capture._graph_memory import (
     GraphMemory,
@@ -44,8 +45,8 @@ class CudaGraph:
         replay: Launches the graph on the current stream of its device. An attribute rather than
             a method: it is the launch itself, with nothing before it.
         graph: The ``torch.cuda.CUDAGraph``, or ``None`` once released.
-        spans: The allocator's memory when the session ended in which it was captured, of a graph
-            that can be read: an address there that is nobody's any more was one.
+        known: The device's memory when the session ended in which it was captured, of a graph that
+            can be read: an address there that is nobody's any more was one.
     """
 
     outputs: Any
@@ -67,7 +68,7 @@ class CudaGraph:
         self._device = device
         self._memory = memory  # keeps the pool alive, and the cuBLAS workspace
         self._nodes: GraphNodes | None = None
-        self.spans: Sequence[Span] = ()
+        self.known = KnownMemory()
 
     def release(self) -> None:
         """Destroy the graph and drop its outputs; waits for replays under way."""
@@ -98,7 +99,7 @@ class CudaGraph:
                 f"{doing} of a CUDA graph", expected="a captured graph", got="one that was released"
             )
         if self._nodes is None:
-            self._nodes = GraphNodes(self.graph, self._device, self.spans)
+            self._nodes = GraphNodes(self.graph, self._device, self.known)
         return self._nodes
 
 
@@ -186,9 +187,9 @@ class CudaBackend:
             self._depth -= 1
             if self._depth == 0 and self._captured:
                 captured, self._captured = self._captured, []
-                spans = spans_of(self.device)
+                known = KnownMemory(spans_of(self.device))
                 for graph in captured:
-                    graph.spans = spans
+                    graph.known = known
 
     def warmup(self, forward: Callable[[], Any]) -> Any:
         """Run ``forward`` on the side stream, ordered after and before the current stream.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ MAX_ALIGNMENT = 256
 256 (``CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES``), torch and Triton at 16."""
 
 
+Runs = list[tuple[int, int]]
+
+
 class SplitError(ValueError):
     """A tensor lies partly in memory that moves, and partly not, or in two that part."""
 
@@ -26,8 +29,8 @@ class SplitError(ValueError):
 class _Move(NamedTuple):
     old: torch.Tensor
     new: torch.Tensor
-    ranges: MemoryRanges
-    target: MemoryRanges
+    runs: Runs  # bytes of the old tensor: start and end of each run
+    targets: Runs  # of the new one
     by: int
 
 
@@ -43,7 +46,6 @@ class Moves:
 
     Attributes:
         pairs: As given, without those that stay where they are.
-        each: The bytes of the old tensor of each pair.
         ranges: The bytes of the old tensors.
         targets: The bytes of the new ones.
 
@@ -59,31 +61,28 @@ class Moves:
         moves: list[_Move] = []
         for old, new in pairs:
             _check_alike(old, new)
-            with plain_tensors():
-                by = new.data_ptr() - old.data_ptr()
-            ranges, target = _bytes_of(old), _bytes_of(new)
-            _check_bytes("old", old, ranges)
-            _check_bytes("new", new, target)
-            if by and ranges:
-                moves.append(_Move(old, new, ranges, target, by))
+            runs, targets = _bytes_of("old", old), _bytes_of("new", new)
+            if runs and runs[0][0] != targets[0][0]:
+                moves.append(_Move(old, new, runs, targets, targets[0][0] - runs[0][0]))
         self.pairs = tuple((move.old, move.new) for move in moves)
-        self.each = tuple(move.ranges for move in moves)
-        targets = tuple(move.target for move in moves)
-        _check_apart("old", self.each)
-        if not shared_ok:
-            _check_apart("new", targets)
-        self.ranges, self.targets = _together(self.each), _together(targets)
+        device = _device_of(moves)
         runs = sorted(
-            (start, end, place)
-            for place, move in enumerate(moves)
-            for start, end in zip(move.ranges.starts, move.ranges.ends, strict=True)
+            (start, end, place) for place, move in enumerate(moves) for start, end in move.runs
         )
+        self.ranges = _together("old", [(start, end) for start, end, _ in runs], device)
+        targets = sorted(run for move in moves for run in move.targets)
+        self.targets = _together("new", targets, device, apart=not shared_ok)
         self._moves = moves
         self._runs = runs
         self._starts = [start for start, _, _ in runs]
+        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._moves)
+
+    def bytes_of(self, pair: int) -> MemoryRanges:
+        """Return the bytes of the old tensor of a pair, by its number."""
+        return MemoryRanges.merged(self._moves[pair].runs, self.ranges.device)
 
     def pair_at(self, address: int) -> int | None:
         """Return the number of the pair whose old tensor an address lies in."""
@@ -92,25 +91,27 @@ class Moves:
             return None
         return self._runs[found][2]
 
-    def _at(self, address: int) -> _Move | None:
-        found = self.pair_at(address)
-        return None if found is None else self._moves[found]
-
     def address(self, address: int) -> int:
         """Return where an address is after the moves."""
-        move = self._at(address)
-        return address if move is None else address + move.by
+        pair = self.pair_at(address)
+        return address if pair is None else address + self._moves[pair].by
 
-    def touched(self, ascending: list[int]) -> list[int]:
-        """Return those of many addresses, in ascending order, that move."""
-        found: list[int] = []
+    def moving(self, ascending: list[int]) -> Iterator[tuple[int, int, list[int]]]:
+        """Find those of many addresses that move.
+
+        Args:
+            ascending: The addresses, in ascending order.
+
+        Yields:
+            Number of the pair, by how much it moves, and the addresses, in ascending order; once
+            for each run of old memory that has some.
+        """
         place = 0
-        for start, end, _ in self._runs:
-            place = bisect_right(ascending, start - 1, place)
-            while place < len(ascending) and ascending[place] < end:
-                found.append(ascending[place])
-                place += 1
-        return found
+        for start, end, pair in self._runs:
+            place = bisect_left(ascending, start, place)
+            first, place = place, bisect_left(ascending, end, place)
+            if first < place:
+                yield pair, self._moves[pair].by, ascending[first:place]
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a view of new memory to be put in the place of ``tensor``.
@@ -122,44 +123,66 @@ class Moves:
             SplitError: It lies there in part, or in two that move apart; or the new memory is not
                 aligned for its dtype.
         """
+        if type(tensor) is torch.Tensor:
+            return self._other(tensor)
+        with plain_tensors():
+            return self._other(tensor)
+
+    def _other(self, tensor: torch.Tensor) -> torch.Tensor | None:
         if tensor.device != self.ranges.device or tensor.layout is not torch.strided:
             return None
         if not tensor.numel():
             return self._empty(tensor)
-        if not self.ranges.starts[0] - _extent(tensor) < tensor.data_ptr() < self.ranges.ends[-1]:
-            return None  # far off, as most are: without a look at its bytes
-        mine = MemoryRanges.of([tensor])
-        if not mine.overlaps(self.ranges):
-            return None
-        with plain_tensors():
-            start = tensor.data_ptr()
-            move = self._at(start)
-            if move is None or not move.ranges.contains(mine):
+        start = tensor.data_ptr()
+        pair = self._whole(start, start + tensor.nbytes) if tensor.is_contiguous() else None
+        if pair is None:
+            mine = MemoryRanges.of([tensor])
+            if not mine.overlaps(self.ranges):
+                return None
+            pair = self.pair_at(start)
+            if pair is None or not self.bytes_of(pair).contains(mine):
                 raise SplitError(
                     f"a tensor of {tuple(tensor.shape)} {tensor.dtype} at {start:#x} lies in moved "
                     "memory only in part"
                 )
-            storage = move.new.untyped_storage()
-            offset, rest = divmod(start + move.by - storage.data_ptr(), tensor.element_size())
-            if rest:
-                raise SplitError(
-                    f"a tensor of {tensor.dtype} at {start:#x} would lie at "
-                    f"{start + move.by:#x}, which is not aligned for it"
-                )
-            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            view.set_(storage, offset, tensor.shape, tensor.stride())
-            if tensor.is_neg():  # bits of a view that are no part of its place
-                view = torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
-            return view.conj() if tensor.is_conj() else view
+        storage, base = self._storage(pair)
+        there = start + self._moves[pair].by
+        offset, rest = divmod(there - base, tensor.element_size())
+        if rest:
+            raise SplitError(
+                f"a tensor of {tensor.dtype} at {start:#x} would lie at {there:#x}, which is not "
+                "aligned for it"
+            )
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        view.set_(storage, offset, tensor.shape, tensor.stride())
+        if tensor.is_neg():  # bits of a view that are no part of its place
+            view = torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
+        if tensor.is_conj():
+            view = view.conj()
+        if type(tensor) is torch.nn.Parameter:  # as the owner will return it
+            view = torch.nn.Parameter(view, tensor.requires_grad)
+        return view
+
+    def _storage(self, pair: int) -> tuple[torch.UntypedStorage, int]:
+        """Return the storage of a pair's new tensor, and its address."""
+        found = self._storages.get(pair)
+        if found is None:
+            storage = self._moves[pair].new.untyped_storage()
+            found = self._storages[pair] = storage, storage.data_ptr()
+        return found
+
+    def _whole(self, start: int, end: int) -> int | None:
+        """Return the pair in one run of which all bytes from ``start`` to ``end`` lie."""
+        found = bisect_right(self._starts, start) - 1
+        return self._runs[found][2] if found >= 0 and end <= self._runs[found][1] else None
 
     def _empty(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Put a tensor without elements on the new storage: it would keep the old one alive."""
-        with plain_tensors():
-            move = self._at(tensor.untyped_storage().data_ptr())
-            if move is None:
-                return None
-            view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            return view.set_(move.new.untyped_storage(), 0, tensor.shape, tensor.stride())
+        pair = self.pair_at(tensor.untyped_storage().data_ptr())
+        if pair is None:
+            return None
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return view.set_(self._storage(pair)[0], 0, tensor.shape, tensor.stride())
 
     def memory(self, ranges: MemoryRanges) -> MemoryRanges:
         """Return where a set of bytes is after the moves."""
@@ -189,7 +212,7 @@ class Moves:
         return [
             (move.old, move.new)
             for move in self._moves
-            if _alignment(move.new) < _alignment(move.old)
+            if _alignment(move.targets[0][0]) < _alignment(move.runs[0][0])
         ]
 
 
@@ -216,14 +239,7 @@ def moves_of(
     return Moves(pairs)
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Return at least the bytes from the first element to the last's end."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return sum(size * step for size, step in steps) * tensor.element_size() + tensor.element_size()
-
-
-def _alignment(tensor: torch.Tensor) -> int:
-    address = tensor.data_ptr()
+def _alignment(address: int) -> int:
     return min(address & -address, MAX_ALIGNMENT)
 
 
@@ -236,18 +252,22 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
                 f"rebind: expected tensors with one memory, got a {tensor.layout} one"
                 f"{' that is nested' if tensor.is_nested else ''}. Name the tensors it is made of."
             )
-    for bit in ("is_conj", "is_neg"):
-        if getattr(old, bit)() != getattr(new, bit)():
-            raise ValueError(
-                f"rebind: expected a new tensor whose {bit}() is {getattr(old, bit)()}, got the "
-                "other. The graphs would read other numbers. Name the buffers, not views of them."
-            )
-    for field in ("shape", "dtype", "device"):
-        if getattr(old, field) != getattr(new, field):
-            raise ValueError(
-                f"rebind: expected a new tensor of {field} {getattr(old, field)}, got "
-                f"{getattr(new, field)}. The graphs bake the old one in. Capture them anew."
-            )
+    if old.is_conj() != new.is_conj() or old.is_neg() != new.is_neg():
+        bit = "is_neg" if old.is_conj() == new.is_conj() else "is_conj"
+        raise ValueError(
+            f"rebind: expected a new tensor whose {bit}() is {getattr(old, bit)()}, got the "
+            "other. The graphs would read other numbers. Name the buffers, not views of them."
+        )
+    if old.shape != new.shape or old.dtype != new.dtype or old.device != new.device:
+        field = next(
+            name
+            for name in ("shape", "dtype", "device")
+            if getattr(old, name) != getattr(new, name)
+        )
+        raise ValueError(
+            f"rebind: expected a new tensor of {field} {getattr(old, field)}, got "
+            f"{getattr(new, field)}. The graphs bake the old one in. Capture them anew."
+        )
     if old.stride() != new.stride():
         raise ValueError(
             f"rebind: expected a new tensor of stride {old.stride()}, got {new.stride()}. "
@@ -255,9 +275,14 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
         )
 
 
-def _check_bytes(which: str, tensor: torch.Tensor, ranges: MemoryRanges) -> None:
-    """Refuse a tensor whose bytes are not known, or not exactly."""
-    nbytes = tensor.numel() * tensor.element_size()
+def _bytes_of(which: str, tensor: torch.Tensor) -> Runs:
+    """Return the bytes of a tensor; refuse one whose bytes are not known, or not exactly."""
+    with plain_tensors():
+        nbytes = tensor.nbytes
+        start = address_of(tensor)
+        if start and nbytes and tensor.is_contiguous():  # most are: in one run
+            return [(start, start + nbytes)]
+    ranges = MemoryRanges.of([tensor])
     if nbytes and not ranges:
         raise ValueError(
             f"rebind: expected {which} tensors in memory, got {tuple(tensor.shape)} {tensor.dtype} "
@@ -265,38 +290,32 @@ def _check_bytes(which: str, tensor: torch.Tensor, ranges: MemoryRanges) -> None
             "before the old memory is given up."
         )
     # Too many runs to list count with what lies between them, which need not move along.
-    if sum(ranges.ends) - sum(ranges.starts) > nbytes:
+    if ranges.nbytes > nbytes:
         raise ValueError(
             f"rebind: expected whole buffers, got a view of {tuple(tensor.shape)} with stride "
             f"{tensor.stride()}, in too many pieces to tell its bytes from those between. Name the "
             "buffer that it is a view of."
         )
+    return list(zip(ranges.starts, ranges.ends, strict=True))
 
 
-def _bytes_of(tensor: torch.Tensor) -> MemoryRanges:
-    start = address_of(tensor)
-    if start and tensor.is_contiguous() and tensor.numel():  # most are: in one run
-        end = start + tensor.numel() * tensor.element_size()
-        return MemoryRanges((start,), (end,), tensor.device)
-    return MemoryRanges.of([tensor])
-
-
-def _check_apart(which: str, parts: Iterable[MemoryRanges]) -> None:
-    runs = sorted(run for part in parts for run in zip(part.starts, part.ends, strict=True))
-    if any(one[1] > other[0] for one, other in itertools.pairwise(runs)):
-        raise ValueError(
-            f"rebind: two {which} tensors share memory. Where their addresses go would be "
-            "ambiguous. Name the whole buffer once."
-        )
-
-
-def _together(parts: Iterable[MemoryRanges]) -> MemoryRanges:
-    devices = {part.device for part in parts}
+def _device_of(moves: list[_Move]) -> torch.device | None:
+    devices = {move.old.device for move in moves}
     if len(devices) > 1:
         raise ValueError(
             f"rebind: expected tensors on one device, got {', '.join(sorted(map(str, devices)))}. "
             "Call it for each device."
         )
-    device = devices.pop() if devices else None
-    runs = (run for part in parts for run in zip(part.starts, part.ends, strict=True))
+    return devices.pop() if devices else None
+
+
+def _together(
+    which: str, runs: Runs, device: torch.device | None, *, apart: bool = True
+) -> MemoryRanges:
+    """Return all bytes of the old tensors, or of the new ones, from their sorted runs."""
+    if apart and any(one[1] > other[0] for one, other in itertools.pairwise(runs)):
+        raise ValueError(
+            f"rebind: two {which} tensors share memory. Where their addresses go would be "
+            "ambiguous. Name the whole buffer once."
+        )
     return MemoryRanges.merged(runs, device)

@@ -29,7 +29,7 @@ from graphshare.capture._recording import Recording
 from graphshare.capture._tape_nodes import TapeMemory, moved_step, node_of, tensors_of
 from graphshare.capture._tensors import storage_key
 from graphshare.capture.moves import Moves, SplitError
-from graphshare.capture.patching import Patch
+from graphshare.capture.patching import Patch, Steps
 from graphshare.capture.reading import GraphReading
 from graphshare.errors import CaptureError, ReleasedStateError
 from graphshare.memory import MemoryRanges
@@ -108,7 +108,7 @@ class TapeGraph:
         if any(storage_key(t.untyped_storage()) in self._own for pair in moves.pairs for t in pair):
             raise graph_memory_moves()
         changes: list[_StepChange] = []
-        old: set[int] = set()
+        pairs: set[int] = set()
         for number, (op, step) in enumerate(zip(self._operators, steps, strict=True)):
             try:
                 moved = moved_step(step, moves)
@@ -121,8 +121,9 @@ class TapeGraph:
                     if moves.ranges.overlaps(MemoryRanges.of([tensor]))
                 ]
                 changes.append(_StepChange(steps, number, moved, len(moving)))
-                old.update(moving)
-        return Patch(changes, old)
+                found = map(moves.pair_at, moving)
+                pairs.update(pair for pair in found if pair is not None)
+        return Steps(changes, pairs)
 
     def _held(self, doing: str) -> list[Callable[[], Any]]:
         if self._steps is None:

@@ -11,7 +11,7 @@ from graphshare.capture._collection import no_collection
 from graphshare.capture.moves import Moves, SplitError
 from graphshare.capture.patching import Patch
 from graphshare.core import PoolCore
-from graphshare.entry import Entry, apply_views
+from graphshare.entry import Entry
 from graphshare.errors import GraphShareError, RebindError
 from graphshare.freshness import StateRecord
 from graphshare.memory import MemoryRanges
@@ -186,7 +186,7 @@ def _moved_states(
     found: dict[int, Relocation] = {}
     for record in records:
         try:
-            moved = relocation_of(record, moves, pool.device)
+            moved = relocation_of(record, moves)
         except SplitError as error:
             raise _split(pool.refuse, error, record) from None
         if moved is not None:
@@ -253,9 +253,7 @@ def _plan(
         raise refuse.of(error, entry.key) from error
     checker = None
     if entry.view_checker is not None and moved is not None and moved.states is not None:
-        rules = getattr(entry.record.book.owner, "host_values", None)
-        seen = apply_views(entry.views, moved.states[0])
-        checker = LayoutChecker(seen, pool.device, rules, prepared=False)
+        checker = entry.view_checker.moved(moves.address)
     return _Planned(member, entry, patch, outputs, graph_outputs, checker)
 
 
@@ -316,10 +314,12 @@ def _check_used(
     records: Iterable[StateRecord],
     moves: Moves,
 ) -> None:
-    used = {moves.pair_at(address) for each in planned for address in each.patch.old}
-    states = [record.leaves for record in records] if len(used) < len(moves.pairs) else []
-    for number, (old, _) in enumerate(moves.pairs):
-        if number in used or any(moves.each[number].overlaps(each) for each in states):
+    used = {pair for each in planned for pair in each.patch.pairs}
+    unused = [number for number in range(len(moves.pairs)) if number not in used]
+    states = [record.leaves for record in records] if unused else []
+    for number in unused:
+        old, bytes_of_it = moves.pairs[number][0], moves.bytes_of(number)
+        if any(bytes_of_it.overlaps(each) for each in states):
             continue
         raise pool.refuse.counted(
             RebindError(

@@ -21,7 +21,7 @@ from graphshare import (
     share_states,
 )
 from graphshare.capture import tape as tape_module
-from graphshare.capture._graph_driver import DriverError, GraphDriver
+from graphshare.capture._graph_driver import Setters, graph_driver
 from tests.movable import ROWS, Model, MovableOwner, key_of, poisoned, pool_of
 
 KEYS = [key_of(8), key_of(4)]
@@ -65,32 +65,34 @@ def pool_graph(pool, key):
     return pool.lookup(key, "test").graph.read()
 
 
-SETTERS = [name for name in vars(GraphDriver) if name.startswith("set_")]
-
-
 @contextmanager
 def failing(kind, at):
     """Make the change number ``at`` fail."""
     tried = 0
 
-    def planted(whole, error):
+    def planted(whole, fail):
         def step(*args):
             nonlocal tried
             tried += 1
-            if tried == at:
-                raise error
-            return whole(*args)
+            return fail() if tried == at else whole(*args)
 
         return step
 
+    def broken():
+        raise RuntimeError("planted")
+
     with pytest.MonkeyPatch.context() as patch:
         if kind == "cuda":
-            for name in SETTERS:
-                error = DriverError(name, "CUDA_ERROR_PLANTED")
-                patch.setattr(GraphDriver, name, planted(getattr(GraphDriver, name), error))
+            from cuda.bindings import driver
+
+            code = driver.CUresult.CUDA_ERROR_NOT_PERMITTED
+            setters = graph_driver().setters
+            for name, calls in setters.items():
+                broke = Setters(*(planted(each, lambda: (code,)) for each in calls))
+                patch.setitem(setters, name, broke)
         else:
             whole = tape_module._StepChange.apply
-            patch.setattr(tape_module._StepChange, "apply", planted(whole, RuntimeError("planted")))
+            patch.setattr(tape_module._StepChange, "apply", planted(whole, broken))
         yield
 
 

@@ -9,7 +9,7 @@ tensor on it: PyTorch's allocator would keep the memory, and an access to it wou
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from cuda.bindings import driver
@@ -24,9 +24,10 @@ TYPES = {torch.float32: "<f4", torch.int32: "<i4", torch.int64: "<i8"}
 class Memory:
     """An allocation of the driver, which lives as long as a tensor on it."""
 
-    alive = 0
+    alive: ClassVar[dict[int, str]] = {}
+    """By address, what it is for."""
 
-    def __init__(self, like: torch.Tensor) -> None:
+    def __init__(self, name: str, like: torch.Tensor) -> None:
         code, address = driver.cuMemAlloc(like.nbytes)
         if int(code):
             raise SystemExit(f"cuMemAlloc: {code}")
@@ -37,16 +38,16 @@ class Memory:
             "data": (int(address), False),
             "version": 2,
         }
-        Memory.alive += 1
+        Memory.alive[int(address)] = name
 
     def __del__(self) -> None:
-        Memory.alive -= 1
+        del Memory.alive[int(self._address)]
         driver.cuMemFree(self._address)
 
 
-def alone(tensor: torch.Tensor) -> torch.Tensor:
+def alone(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in an allocation of its own."""
-    copy = torch.as_tensor(Memory(tensor), device="cuda")
+    copy = torch.as_tensor(Memory(name, tensor), device="cuda")
     return copy.copy_(tensor)
 
 
@@ -55,7 +56,7 @@ def move(holder: Any, names: tuple[str, ...]) -> dict[torch.Tensor, torch.Tensor
     moves = {}
     for name in names:
         old = getattr(holder, name)
-        moves[old] = alone(old)
+        moves[old] = alone(f"{type(holder).__name__}.{name}", old)
         setattr(holder, name, moves[old])
     return moves
 
@@ -66,13 +67,14 @@ def main() -> None:
     holders += [(each, ("x", "cache", "weight", "out")) for each in models]
     for holder, names in holders:
         move(holder, names)
-    buffers = Memory.alive
+    buffers = len(Memory.alive)
     target, draft = pool_of("cuda", owner=owner), pool_of("cuda", "draft")
     shared = share_states(target, draft)
     for pool, model in zip((target, draft), models, strict=True):
         pool.capture(KEYS, model.forward)
     nodes = 0
     for turn in range(3):
+        old = set(Memory.alive)
         moves = {}
         for holder, names in holders:
             moves |= move(holder, names)
@@ -80,8 +82,9 @@ def main() -> None:
         torch.cuda.synchronize()  # what was launched before reads the old memory
         del moves
         gc.collect()
-        if Memory.alive != buffers:
-            raise SystemExit(f"{Memory.alive - buffers} old buffers are still held")
+        held = [name for address, name in Memory.alive.items() if address in old]
+        if held:
+            raise SystemExit(f"turn {turn}: still held: {', '.join(held)}")
         shared.prove()
         for key in KEYS:
             target.refresh(key, turn + 2)

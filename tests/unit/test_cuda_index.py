@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from random import Random
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from graphshare.capture._cuda_nodes import GraphIndex, KernelParams
-from graphshare.capture._cuda_patch import NodeChange
-from graphshare.capture._graph_driver import DriverError
+from graphshare.capture._cuda_known import KnownMemory
+from graphshare.capture._cuda_memory import Span
+from graphshare.capture._cuda_nodes import GraphIndex
+from graphshare.capture._cuda_patch import GraphPatch
+from graphshare.capture._graph_driver import Setters
 from graphshare.capture._tensor_maps import TensorMaps
+from graphshare.capture.moves import Moves
 from graphshare.errors import RebindError
 
 BASE = 0x7F00_0000_0000
@@ -26,20 +32,29 @@ MAPS = TensorMaps(
 MAP = (BASE, 0x8000046522, 1 << 60, 0, 0x3FF000003FF, 0, 0x3F00000000000000, 0x1F)
 
 
+class Code(int):
+    """As the enumerations of cuda-bindings are."""
+
+    name = "CUDA_ERROR_PLANTED"
+
+
 class Driver:
     """A graph of kernels, each with one parameter of some words after an integer of 4 bytes."""
 
     def __init__(self, kernels, *, extra=False):
         self.blocks = [self._block(words) for words in kernels]
+        self.run = list(self.blocks)
         self.extra = extra
         self.asked = []
-        self.set = []
-        self.fail_at = None
+        self.layouts = 0
+        self.set = 0
+        self.fail_at = ()
+        self.setters = {"kernel": Setters(self._in_executable, self._in_graph)}
         self._alive = []
 
     @staticmethod
     def _block(words):
-        return bytearray(b"".join(word.to_bytes(8, "little") for word in (7, *words)))
+        return b"".join(word.to_bytes(8, "little") for word in (7, *words))
 
     def nodes(self, graph):
         return range(len(self.blocks))
@@ -54,10 +69,11 @@ class Driver:
         return "kernel"
 
     def layout(self, params):
+        self.layouts += 1
         return [(0, 4), (8, len(self.blocks[params.node]) - 8)]
 
     def kernel(self, node):
-        content = bytes(self.blocks[node])
+        content = self.blocks[node]
         data = ctypes.create_string_buffer(content, len(content))
         start = ctypes.addressof(data)
         if self.extra:
@@ -69,9 +85,9 @@ class Driver:
         self._alive += [data, pointers]
         return SimpleNamespace(node=node, extra=0, kernelParams=ctypes.addressof(pointers))
 
-    def allocated(self, address):
+    def is_memory(self, address):
         self.asked.append(address)
-        return ("device", BASE, 1 << 20) if BASE <= address < BASE + (1 << 20) else None
+        return BASE <= address < BASE + (1 << 20)
 
     def _content(self, params):
         if params.extra:
@@ -83,127 +99,247 @@ class Driver:
             ctypes.string_at(pointers[0], 4) + b"\0" * 4 + ctypes.string_at(pointers[1], size - 8)
         )
 
-    def set_kernel(self, executable, node, params):
-        self.set.append((executable, node))
-        if len(self.set) == self.fail_at:
-            raise DriverError("set", "PLANTED")
-        self.run = {**getattr(self, "run", {}), node: self._content(params)}
+    def _in_executable(self, executable, node, params):
+        self.set += 1
+        if self.set in self.fail_at:
+            return (Code(1),)
+        self.run[node] = self._content(params)
+        return (Code(0),)
 
-    def set_kernel_in_graph(self, node, params):
-        self.set.append(("graph", node))
-        if len(self.set) == self.fail_at:
-            raise DriverError("set", "PLANTED")
-        self.blocks[node] = bytearray(self._content(params))
+    def _in_graph(self, node, params):
+        self.set += 1
+        if self.set in self.fail_at:
+            return (Code(1),)
+        self.blocks[node] = self._content(params)
+        return (Code(0),)
 
 
 def words_of(block):
     return [int.from_bytes(block[i : i + 8], "little") for i in range(8, len(block), 8)]
 
 
+class Swaps(Moves):
+    """Moves of addresses alone, each of one byte."""
+
+    def __init__(self, swaps):
+        self.swaps = swaps
+
+    def moving(self, ascending):
+        for pair, (old, new) in enumerate(self.swaps.items()):
+            if old in ascending:
+                yield pair, new - old, [old]
+
+
+def read(driver, *, maps=NO_MAPS, spans=(), fixed=()):
+    known = KnownMemory(Span(start, end, (0, 0)) for start, end in spans)
+    return GraphIndex(driver, None, maps, known, fixed)
+
+
+def patch_of(index, swaps):
+    return GraphPatch(index, "exec", Swaps(swaps), torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+
 @pytest.mark.parametrize("extra", [False, True])
 def test_only_what_is_or_was_memory_is_indexed(extra):
     small, packed, freed = 64, (64 << 32) | 64, 0x7E00_0000_0010
     driver = Driver([[BASE + 8, small, packed, freed], [0x1234_5678_9ABC, BASE]], extra=extra)
-    index = GraphIndex(driver, None, NO_MAPS, [(0x7E00_0000_0000, 0x7E00_0000_0020)])
-    assert [[site.value for site in node.sites] for node in index.nodes] == [
-        [BASE + 8, freed],
-        [BASE],
-    ]
-    assert [site.offset for site in index.nodes[0].sites] == [0, 24]
+    index = read(driver, spans=[(0x7E00_0000_0000, 0x7E00_0000_0020)])
+    sites = [list(index.sites(node)) for node in index.nodes]
+    assert [[site.value for site in each] for each in sites] == [[BASE + 8, freed], [BASE]]
+    assert [(site.parameter, site.offset) for site in sites[0]] == [(1, 0), (1, 24)]
     assert index.ascending == [freed, BASE, BASE + 8]
     assert freed not in driver.asked
+
+
+def test_graphs_that_were_captured_together_ask_once():
+    driver = Driver([[BASE, 0x1234_5678_9ABC], [BASE, 0x1234_5678_9ABC]])
+    known = KnownMemory()
+    for _ in range(2):
+        index = GraphIndex(driver, None, NO_MAPS, known)
+        assert index.ascending == [BASE]
+    assert sorted(driver.asked) == [0x1234_5678_9ABC, BASE]
+    assert driver.layouts == 1
+    GraphIndex(driver, None, NO_MAPS, KnownMemory())
+    assert len(driver.asked) == 4
+
+
+def test_the_graphs_own_memory_is_seen_and_does_not_move():
+    driver = Driver([[BASE, BASE + 64]])
+    index = read(driver, fixed=[(BASE + 64, BASE + 128)])
+    assert [site.value for site in index.sites(index.nodes[0])] == [BASE, BASE + 64]
+    assert index.ascending == [BASE]
 
 
 @pytest.mark.parametrize("extra", [False, True])
 def test_words_are_changed_in_both_forms_of_the_graph_and_back(extra):
     driver = Driver([[BASE, 5, BASE + 16, BASE]], extra=extra)
-    before = bytes(driver.blocks[0])
-    index = GraphIndex(driver, None, NO_MAPS, [])
-    (node,) = index.nodes
-    new = {BASE: BASE + 256, BASE + 16: BASE + 512}
-    change = NodeChange(
-        driver, "exec", index, node, [(site, new[site.value]) for site in node.sites]
-    )
-    change.apply()
-    index.changed([*new, *new.values()])
-    assert words_of(driver.run[0]) == words_of(driver.blocks[0])
+    before = driver.blocks[0]
+    index = read(driver)
+    patch = patch_of(index, {BASE: BASE + 256, BASE + 16: BASE + 512})
+    assert driver.set == 0
+    patch.apply()
+    assert (patch.nodes, patch.words, patch.pairs) == (1, 3, {0, 1})
+    assert driver.run == driver.blocks
     assert words_of(driver.blocks[0]) == [BASE + 256, 5, BASE + 512, BASE + 256]
+    assert driver.blocks[0][:8] == before[:8]
     assert index.ascending == [BASE + 256, BASE + 512]
-    assert len(index.holding(BASE + 256)) == 2
-    change.revert()
-    index.changed([*new, *new.values()])
-    assert bytes(driver.blocks[0]) == before == driver.run[0]
+    held = [site.value for site in index.sites(index.nodes[0])]
+    assert held == [BASE + 256, BASE + 512, BASE + 256]
+    patch.revert()
+    assert driver.blocks[0] == before == driver.run[0]
     assert index.ascending == [BASE, BASE + 16]
+    patch.revert()
+    assert driver.set == 4
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_node_that_fails_is_as_it_was_in_both_forms(at):
-    driver = Driver([[BASE, BASE + 16]])
-    before = bytes(driver.blocks[0])
-    index = GraphIndex(driver, None, NO_MAPS, [])
-    (node,) = index.nodes
-    change = NodeChange(driver, "exec", index, node, [(node.sites[0], BASE + 64)])
-    driver.fail_at = at
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_graph_in_which_a_node_fails_is_as_it_was_in_both_forms(at):
+    driver = Driver([[BASE, BASE + 16], [BASE], [3], [BASE + 16]])
+    before = list(driver.blocks)
+    index = read(driver)
+    patch = patch_of(index, {BASE: BASE + 64, BASE + 16: BASE + 32})
+    driver.fail_at = (at,)
     with pytest.raises(RebindError) as caught:
-        change.apply()
-    assert caught.value.node == "0: kernel"
-    assert bytes(driver.blocks[0]) == before
-    assert getattr(driver, "run", {0: before})[0] == before
-    assert node.sites[0].value == BASE
+        patch.apply()
+    assert caught.value.node == f"{(0, 1, 3)[(at - 1) // 2]}: kernel"
+    assert "CUDA_ERROR_PLANTED" in str(caught.value)
+    assert driver.blocks == driver.run == before
+    assert index.ascending == [BASE, BASE + 16]
+    patch.apply()
+    assert words_of(driver.run[0]) == words_of(driver.blocks[0]) == [BASE + 64, BASE + 32]
+
+
+def test_where_one_node_cannot_be_set_back_the_others_are():
+    driver = Driver([[BASE], [BASE], [BASE]])
+    before = list(driver.blocks)
+    index = read(driver)
+    patch = patch_of(index, {BASE: BASE + 64})
+    patch.apply()
+    driver.fail_at = (6 + 3,)  # the second one, in the executable
+    with pytest.raises(RebindError) as caught:
+        patch.revert()
+    assert caught.value.node == "1: kernel"
+    assert driver.blocks == before
+    assert [driver.run[0], driver.run[2]] == [before[0], before[2]]
 
 
 def test_a_permutation_of_values_is_followed():
     driver = Driver([[BASE, BASE + 16], [BASE + 16, BASE + 32]])
-    index = GraphIndex(driver, None, NO_MAPS, [])
-    swap = {BASE: BASE + 16, BASE + 16: BASE}
-    for node in index.nodes:
-        sites = [(site, swap[site.value]) for site in node.sites if site.value in swap]
-        NodeChange(driver, "exec", index, node, sites).apply()
-    index.changed([*swap])
+    index = read(driver)
+    patch_of(index, {BASE: BASE + 16, BASE + 16: BASE}).apply()
     assert [words_of(block) for block in driver.blocks] == [
         [BASE + 16, BASE],
         [BASE, BASE + 32],
     ]
     assert index.ascending == [BASE, BASE + 16, BASE + 32]
-    assert {node.number for node, _ in index.holding(BASE)} == {0, 1}
-    assert {node.number for node, _ in index.holding(BASE + 16)} == {0}
+    assert index.groups[BASE] == ([2, 4], [0, 1])
+    assert index.groups[BASE + 16] == ([1], [0])
+
+
+def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
+    """The new memory is one that the graph reads already."""
+    driver = Driver([[BASE], [BASE + 16]])
+    before = list(driver.blocks)
+    index = read(driver)
+    patch = patch_of(index, {BASE: BASE + 16})
+    patch.apply()
+    assert index.groups == {BASE + 16: ([1, 3], [0, 1])}
+    patch_of(index, {BASE + 16: BASE + 32}).apply()
+    assert [words_of(block) for block in driver.run] == [[BASE + 32], [BASE + 32]]
+    other = read(driver := Driver([[BASE], [BASE + 16]]))
+    patch = patch_of(other, {BASE: BASE + 16})
+    patch.apply()
+    patch.revert()
+    assert driver.run == before
+    assert other.groups == {BASE: ([1], [0]), BASE + 16: ([3], [1])}
 
 
 def test_parameters_of_our_own_hold_what_the_drivers_held():
     driver = Driver([[BASE, 9]])
     params = driver.kernel(0)
-    index = GraphIndex(driver, None, NO_MAPS, [])
-    own = index.own_params(index.nodes[0])
-    assert isinstance(own, KernelParams)
-    assert list(own.words) == [7, BASE, 9]
-    assert index.own_params(index.nodes[0]) is own
+    index = read(driver)
+    own = index.settable(0)
+    assert list(index.words) == [7, BASE, 9]
+    assert index.settable(0) is own
     assert driver._content(own.params) == driver._content(params)
+
+
+def in_maps(driver, maps=MAPS):
+    """The addresses in tensor maps, node by node."""
+    index = read(driver, maps=maps)
+    found = [[site.value for site in index.sites(node) if site.in_map] for node in index.nodes]
+    assert index.has_maps == any(found)
+    return found
 
 
 def test_tensor_maps_are_told_by_alignment_and_format():
     padding = [0] * 5  # the words of the one parameter begin 8 bytes in: 0x210 + 48 is aligned
     driver = Driver([[*padding, *MAP, *([0] * 8)], [*padding[:4], *MAP, *([0] * 8)]])
-    aligned, crooked = GraphIndex(driver, None, MAPS, []).nodes
-    assert [(site.value, site.in_map) for site in aligned.sites if site.value == BASE] == [
-        (BASE, True)
-    ]
-    assert not any(site.in_map for site in crooked.sites)
+    assert in_maps(driver) == [[BASE], []]
     for place, other in ((1, 0x80), (1, 0x80000_00800), (4, 0), (3, 1 << 40)):
         words = list(MAP)
         words[place] = other
-        driver = Driver([[*padding, *words, *([0] * 8)]])
-        (node,) = GraphIndex(driver, None, MAPS, []).nodes
-        assert not any(site.in_map for site in node.sites), place
+        assert in_maps(Driver([[*padding, *words, *([0] * 8)]])) == [[]], place
     pointers = [BASE + 512 * i for i in range(8)]
-    driver = Driver([[*padding, *pointers, *([0] * 8)]])
-    assert not any(s.in_map for s in GraphIndex(driver, None, MAPS, []).nodes[0].sites)
+    assert in_maps(Driver([[*padding, *pointers, *([0] * 8)]])) == [[]]
+
+
+def test_bits_at_the_top_of_a_word_tell_too():
+    """They are a sign where words are looked at many at a time."""
+    padding = [0] * 5
+    for place in (1, 3):
+        words = list(MAP)
+        words[place] |= 1 << 63
+        unused = list(MAPS.unused)
+        unused[place] |= 1 << 63
+        maps = TensorMaps(True, 0, tuple(unused), MAPS.always, MAPS.bank)
+        assert in_maps(Driver([[*padding, *words, *([0] * 8)]]), maps) == [[]]
+    words = list(MAP)
+    words[2] |= 1 << 63
+    assert in_maps(Driver([[*padding, *words, *([0] * 8)]])) == [[BASE]]
 
 
 def test_what_may_be_a_map_of_an_unknown_encoding_seals_its_node():
     unknown = TensorMaps(True, None, MAPS.unused, MAPS.always, MAPS.bank)
-    driver = Driver([[0] * 5 + list(MAP) + [0] * 8, [BASE]])
-    mapped, plain = GraphIndex(driver, None, unknown, []).nodes
-    assert mapped.sealed
-    assert mapped.opaque
-    assert not plain.sealed
+    driver = Driver([[BASE], [0] * 5 + list(MAP) + [0] * 8, [BASE]])
+    index = read(driver, maps=unknown)
+    assert [node.sealed for node in index.nodes] == [False, True, False]
+    assert index.sealed == [index.nodes[1]]
+    assert index.nodes[1].opaque == ["what may be a tensor map at byte 48"]
     assert unknown.note != MAPS.note
+
+
+def test_random_words_are_found_as_one_by_one():
+    """The search over all words at once, against one word after the other."""
+    random = Random(0)
+    for _ in range(50):
+        kernels = [
+            [
+                random.choice((BASE, BASE + (1 << 20) - 1, BASE + (1 << 20), BASE - 1, 5, 1 << 63))
+                + random.randrange(2)
+                for _ in range(random.randrange(1, 9))
+            ]
+            for _ in range(random.randrange(1, 6))
+        ]
+        spans = [(BASE - 8, BASE), (BASE + (1 << 20), BASE + (1 << 20) + 1)]
+        fixed = [(BASE + 1, BASE + 2)]
+        index = read(driver := Driver(kernels), spans=spans, fixed=fixed)
+        want = [
+            [word for word in words if BASE - 8 <= word < BASE + (1 << 20) + 1] for words in kernels
+        ]
+        assert [[site.value for site in index.sites(node)] for node in index.nodes] == want
+        moving = {word for words in want for word in words} - {BASE + 1}
+        assert index.ascending == sorted(moving)
+        for value, (places, nodes) in index.groups.items():
+            assert [index.words[place] for place in places] == [value] * len(places)
+            assert nodes == [i for i, words in enumerate(driver.blocks) if value in words_of(words)]
+
+
+def test_a_graph_without_parameters_is_read():
+    driver = Driver([])
+    assert read(driver).ascending == []

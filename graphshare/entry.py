@@ -77,20 +77,26 @@ class Entry(Generic[_K]):
         return apply_views(self.views, self.record.state)
 
     def retire(self, refuse: Refusals) -> None:
-        """Free the graph; whatever still holds the entry is refused from now on."""
+        """Free the graph; whatever still holds the entry is refused from now on.
+
+        It has no state any more: a handle must not keep the memory alive.
+        """
         key = self.key
         self.dead = True
 
-        def refused() -> None:
+        def refused(*_: Any) -> None:
             raise refuse.released(key, "the key was released or captured anew")
 
-        self.launch = self.bare_launch = refused
+        self.launch = self.bare_launch = self.refresh = refused
         if self.release_graph is not None:
             self.release_graph()
             self.release_graph = None
         self.forward = None
         self.outputs = None
         self.graph = None
+        self.views = ()
+        self.view_checker = None
+        del self.record
 
     def why_not(self, refuse: Refusals) -> Exception:
         """Return the error of a replay that may not be."""

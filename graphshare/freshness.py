@@ -103,15 +103,16 @@ class StateRecord:
         released: Whether the owner's pool let it go.
         leases: Of the pools that replay on it.
         borrowers: Those of them that are not the owner's pool.
+        former: The holders of loans that have ended, weakly.
         watches: By the owner's key, what its refreshes returned.
         why: Why it is not fresh, ``None`` while it is.
     """
 
     __slots__ = (
         "__weakref__", "_declared", "_forward_memo", "_memo", "_memo_version", "book", "borrowers",
-        "captured", "checker", "extent", "intact", "key", "keys", "leases", "leaves", "ledger",
-        "order", "pool_name", "reads", "ref", "released", "serial", "state", "tally", "tensors",
-        "wants_check", "watches", "why",
+        "captured", "checker", "extent", "former", "intact", "key", "keys", "leases", "leaves",
+        "ledger", "order", "pool_name", "reads", "ref", "released", "serial", "state", "tally",
+        "tensors", "wants_check", "watches", "why",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +132,7 @@ class StateRecord:
         self.reads = self.leaves = _EMPTY
         self.leases: list[Lease] = []
         self.borrowers: list[Lease] = []
+        self.former: list[Callable[[], Any]] = []
         self.intact = self.released = False
         self.wants_check = True
         self.why: Why | None = NEVER
@@ -205,22 +207,24 @@ class StateRecord:
         self,
         states: tuple[Any, Any],
         checker: LayoutChecker | None,
-        reads: list[torch.Tensor],
+        tensors: list[torch.Tensor],
+        reads: MemoryRanges,
         leaves: MemoryRanges,
     ) -> None:
         """Take the state to be on other memory, as captured and as last built.
 
         Args:
             states: As captured, and as last built.
-            checker: Made from the first.
-            reads: Its tensors that a graph on this state reads.
+            checker: For the first.
+            tensors: Its tensors that a graph on this state reads.
+            reads: Their memory.
             leaves: All memory of the state.
         """
         self.captured, self.state = states
         self._unwatch()
         self.checker = checker
-        self.tensors = reads
-        self.reads, self.leaves = MemoryRanges.of(reads), leaves
+        self.tensors = tensors
+        self.reads, self.leaves = reads, leaves
         self.extent = next(_serials)
         self._forward_memo.clear()
         self.ledger.forget()
@@ -273,15 +277,25 @@ class StateRecord:
     def attach(self, lease: Lease) -> None:
         """Let one more pool replay on this state."""
         self.leases.append(lease)
-        self.wants_check = any(each.checked for each in self.leases)
-        self.borrowers = [each for each in self.leases if each.borrowed]
+        self._leases_changed()
+
+    def remember(self, holder: Callable[[], Any]) -> None:
+        """Know whose loan has ended: it holds graphs on this memory as long as it lives.
+
+        Args:
+            holder: Its :class:`~graphshare.holdings.Holdings`, weakly.
+        """
+        self.former = [*(each for each in self.former if each() is not None), holder]
 
     def detach(self, lease: Lease) -> None:
         """Forget a pool that no longer has a key on this state."""
         if lease in self.leases:
             self.leases.remove(lease)
-            self.wants_check = any(each.checked for each in self.leases)
-            self.borrowers = [each for each in self.leases if each.borrowed]
+            self._leases_changed()
+
+    def _leases_changed(self) -> None:
+        self.wants_check = any(each.checked for each in self.leases)
+        self.borrowers = [each for each in self.leases if each.borrowed]
 
     def build(
         self, key: Hashable, batch: Any, phase: Phase, device: torch.device, *, adopt: bool

@@ -88,7 +88,7 @@ class Holdings(Generic[K]):
         self._limit, self._checked = limit, checked
         self._leases: dict[int, tuple[StateRecord, Lease]] = {}
         self._by_state: dict[Hashable, Entry[K]] = {}
-        self.named: dict[Any, torch.Tensor] = {}  # by use and name, for provenance
+        self.named: dict[Any, tuple[torch.Tensor, ...]] = {}  # by use and name, for provenance
         self.dispatcher: Dispatcher[K] = Dispatcher((), covers=covers, cost=cost)
 
     def __del__(self) -> None:
@@ -133,6 +133,10 @@ class Holdings(Generic[K]):
     def records(self) -> list[StateRecord]:
         """Return the states that the keys are captured on, once each."""
         return [record for record, _ in self._leases.values()]
+
+    def reads(self, record: StateRecord) -> bool:
+        """Say whether a key is captured on a state, whether it may be replayed or not."""
+        return record.serial in self._leases
 
     def leases(self) -> list[Lease]:
         """Return all leases."""
@@ -202,8 +206,8 @@ class Holdings(Generic[K]):
         entry.lease = lease
 
     def _let_go(self, entry: Entry[K], renewed: Entry[K] | None = None) -> None:
-        entry.retire(self.refuse)
         record, lease = entry.record, entry.lease
+        entry.retire(self.refuse)
         if renewed is not None and renewed.lease is lease:
             return
         lease.keys.remove(entry.key)
@@ -228,6 +232,7 @@ class Holdings(Generic[K]):
             if lease.borrowed:
                 lease.stop(Why(Staleness.RELEASED, by))
                 record.detach(lease)
+                record.remember(lease.holder)
 
     def _reindex(self) -> None:
         self.by_id.clear()

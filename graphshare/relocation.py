@@ -21,7 +21,7 @@ class Relocation:
         record: Of the state.
         states: It as captured and as last built, with the tensors that replace those that move;
             ``None`` if only what its owner declared to write has moved.
-        reads: Its tensors that a graph on this state reads, likewise.
+        tensors: Those of them that a graph on this state reads.
         moves: What goes where.
     """
 
@@ -29,15 +29,17 @@ class Relocation:
         self,
         record: StateRecord,
         states: tuple[Any, Any] | None,
-        reads: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         moves: Moves,
     ) -> None:
         self.record = record
         self.states = states
-        self._reads = reads
+        self._tensors = tensors
         self._declared = {key: moves.memory(each) for key, each in record.declared().items()}
         self._checker: LayoutChecker | None = None
-        self._leaves = moves.memory(record.leaves)
+        self._reads = moves.memory(record.reads)
+        same = record.leaves is record.reads
+        self._leaves = self._reads if same else moves.memory(record.leaves)
         if states is not None and record.checker is not None:
             self._checker = record.checker.moved(moves.address)
 
@@ -49,7 +51,7 @@ class Relocation:
         """
         record = self.record
         if self.states is not None:
-            record.stand_for(self.states, self._checker, self._reads, self._leaves)
+            record.stand_for(self.states, self._checker, self._tensors, self._reads, self._leaves)
             record.spoil(Why(Staleness.MOVED, by))
         record.redeclare(self._declared)
 
@@ -61,9 +63,9 @@ def relocation_of(record: StateRecord, moves: Moves) -> Relocation | None:
         SplitError: A leaf moves only in part.
     """
     before = record.captured, record.state, record.tensors
-    captured, state, reads = with_tensors(before, moves.tensor)
-    if captured is not record.captured or reads is not record.tensors:
-        return Relocation(record, (captured, state), reads, moves)
+    captured, state, tensors = with_tensors(before, moves.tensor)
+    if captured is not record.captured or tensors is not record.tensors:
+        return Relocation(record, (captured, state), tensors, moves)
     if any(each.overlaps(moves.ranges) for each in record.declared().values()):
-        return Relocation(record, None, reads, moves)
+        return Relocation(record, None, tensors, moves)
     return None

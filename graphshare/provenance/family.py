@@ -45,8 +45,9 @@ def family_of(pools: Iterable[PoolCore[Any]]) -> list[Member]:
             continue
         found[id(holdings)] = Member(holdings)
         for record in holdings.records():
-            for lease in record.leases:
-                other = lease.holder()
-                if other is not None:
+            for holder in (*(lease.holder for lease in record.leases), *record.former):
+                other: Holdings[Any] | None = holder()
+                # One that was on a loan may have captured its keys on other states since.
+                if other is not None and other.reads(record):
                     stack.append(other)
     return list(found.values())

@@ -104,7 +104,11 @@ def _rebind(
             for member, entry in chosen
         ]
         declared = _redeclared(records.values(), moves)
-        labels = [moved_labels(member.holdings.named, moves) for member in family]
+        named = {id(entry) for _, entry in chosen}
+        labels = [
+            moved_labels(member, (e for e in member.entries() if id(e) not in named), moves)
+            for member in family
+        ]
         if not unused_ok:
             _check_used(first, planned, records.values(), moves)
     except SplitError as error:
@@ -316,7 +320,11 @@ def _check_used(
 ) -> None:
     used = {pair for each in planned for pair in each.patch.pairs}
     unused = [number for number in range(len(moves.pairs)) if number not in used]
-    states = [record.leaves for record in records] if unused else []
+    states = [
+        ranges
+        for record in (records if unused else ())
+        for ranges in (record.leaves, *record.declared().values())
+    ]
     for number in unused:
         old, bytes_of_it = moves.pairs[number][0], moves.bytes_of(number)
         if any(bytes_of_it.overlaps(each) for each in states):

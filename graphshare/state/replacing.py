@@ -53,7 +53,7 @@ class _Replacing:
             if id(value) in below:
                 continue
             kind = shape_of(type(value)).kind
-            if kind is Kind.VALUE:
+            if kind is Kind.VALUE and not _is_set_of_tensors(value):
                 continue
             if kind is Kind.TENSOR:
                 below[id(value)] = value, []
@@ -92,6 +92,9 @@ class _Replacing:
             return made
         cls = type(value)
         shape = shape_of(cls)
+        if isinstance(value, (set, frozenset)):
+            made = self._made[id(value)] = type(value)(map(self._of, value))
+            return made
         if isinstance(value, (tuple, types.MappingProxyType)):
             if id(value) in self._building:
                 raise TypeError(f"state: a {cls.__name__} that contains itself cannot be copied")
@@ -136,9 +139,16 @@ class _Replacing:
             deque.extend(made, map(self._of, deque.__iter__(value)))
 
 
+def _is_set_of_tensors(value: Any) -> bool:
+    # A value in every other respect: its order is that of addresses.
+    return type(value) in (set, frozenset) and any(isinstance(e, torch.Tensor) for e in value)
+
+
 def _within(value: Any) -> list[Any]:
     if type(value) is dict:  # of layers, often: without a step for each
         return list(value.values())
+    if isinstance(value, (set, frozenset)):
+        return list(value)
     return [item for _, item in children(value) or ()]
 
 

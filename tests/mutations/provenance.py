@@ -8,6 +8,7 @@ _PROVENANCE = "tests/contract/test_provenance.py::"
 _REBIND = "tests/contract/test_rebind.py::"
 _FAULTS = "tests/unit/test_rebind_faults.py::"
 _MOVES = "tests/property/test_moves.py::"
+_INDEX = "tests/unit/test_cuda_index.py::"
 
 MUTATIONS = (
     Mutation(
@@ -240,5 +241,77 @@ MUTATIONS = (
         "            view = view.conj()\n",
         "            pass\n",
         (f"{_FAULTS}test_conjugate_and_negative_views_stay_what_they_are",),
+    ),
+    Mutation(
+        "dead-handles-hold-states",
+        "a handle of a graph that was captured anew holds no state",
+        "entry.py",
+        "        del self.record\n",
+        "",
+        (f"{_FAULTS}test_a_handle_of_a_graph_that_was_captured_anew_holds_no_state",),
+    ),
+    Mutation(
+        "closed-loans-stay-behind",
+        "a consumer whose loan was closed moves along",
+        "holdings.py",
+        "                record.remember(lease.holder)\n",
+        "",
+        (f"{_FAULTS}test_a_consumer_whose_loan_was_closed_moves_along",),
+    ),
+    Mutation(
+        "names-leave-keys-that-stay",
+        "what other keys still read keeps its name",
+        "provenance/labels.py",
+        "            kept.append(tensor)\n",
+        "            pass\n",
+        (f"{_FAULTS}test_names_stay_where_keys_stay",),
+    ),
+    Mutation(
+        "declared-writes-are-no-use",
+        "a buffer that is only declared to be written is used",
+        "provenance/rebinding.py",
+        "        for ranges in (record.leaves, *record.declared().values())\n",
+        "        for ranges in (record.leaves,)\n",
+        (f"{_FAULTS}test_a_buffer_that_is_only_declared_to_be_written_is_used",),
+    ),
+    Mutation(
+        "sets-stay-behind",
+        "outputs in a set move",
+        "state/replacing.py",
+        " and not _is_set_of_tensors(value)",
+        "",
+        (f"{_FAULTS}test_outputs_in_a_set_move",),
+    ),
+    Mutation(
+        "parameters-made-plain",
+        "a parameter is one on other memory",
+        "capture/moves.py",
+        "            view = torch.nn.Parameter(view, tensor.requires_grad)\n",
+        "            pass\n",
+        (f"{_FAULTS}test_a_parameter_is_one_on_other_memory",),
+    ),
+    Mutation(
+        "half-a-node-stays-moved",
+        "a node that fails in the graph is set back in the executable",
+        "capture/_cuda_patch.py",
+        "range(done + half)",
+        "range(done)",
+        (f"{_INDEX}test_a_graph_in_which_a_node_fails_is_as_it_was_in_both_forms",),
+    ),
+    Mutation(
+        "index-stays-moved",
+        "after a change is undone the words are known by their old values",
+        "capture/_cuda_patch.py",
+        "        self._index.regroup(self._before)\n",
+        "",
+        (f"{_INDEX}test_words_are_changed_in_both_forms_of_the_graph_and_back",),
+    ),
+    Mutation(
+        "own-memory-is-indexed",
+        "the memory that a graph allocated does not move",
+        "capture/_cuda_nodes.py",
+        "        moving = ~within(values, runs_of(fixed))\n",
+        "        moving = values == values\n",
+        (f"{_INDEX}test_the_graphs_own_memory_is_seen_and_does_not_move",),
     ),
 )

@@ -19,6 +19,7 @@ from graphshare import (
     StaleStateError,
     share_states,
 )
+from graphshare.memory import MemoryRanges
 from graphshare.provenance import Provenance
 
 K8, K4 = BatchDescriptor(8), BatchDescriptor(4)
@@ -345,3 +346,174 @@ def test_a_state_that_moved_is_stale_for_no_key() -> None:
     with pytest.raises(StaleStateError) as caught:
         pool.replay(K8)
     assert "None" not in str(caught.value)
+
+
+def held(moves: Any) -> list[StorageWeakRef]:
+    return [StorageWeakRef(old.untyped_storage()) for old in moves]
+
+
+def test_a_handle_of_a_graph_that_was_captured_anew_holds_no_state() -> None:
+    owner = Owner()
+    pool = pool_of(owner, checks="strict")
+    pool.capture([K8], forward)
+    pool.refresh(K8, 1)
+    handle = pool.bind(K8)
+    old = held([owner.seq_lens, owner.slots])
+    owner.move()
+    pool.recapture()
+    assert [each.expired() for each in old] == [True, True]
+    with pytest.raises(ReleasedStateError):
+        handle.replay()
+
+
+def test_a_consumer_whose_loan_was_closed_moves_along() -> None:
+    """It may not replay, and must not keep the old memory alive either."""
+    owner, out = Owner(), {"out": torch.zeros(8)}
+
+    def write(key: Any, state: Any) -> torch.Tensor:
+        out["out"].copy_(state.attn_metadata["seq_lens"])
+        return out["out"]
+
+    target, draft = pool_of(owner), pool_of(name="draft")
+    shared = share_states(target, draft)
+    target.capture([K8], forward)
+    draft.capture([K8], write)
+    shared.close()
+    moves = {**owner.move(), out["out"]: torch.zeros(8)}
+    out["out"] = moves[out["out"]]
+    old = held(moves)
+    done = target.rebind(moves)
+    del moves
+    assert {name for name, _ in done.graphs} == {"target", "draft"}
+    assert all(each.expired() for each in old)
+    with pytest.raises(ReleasedStateError):
+        draft.replay(K8)
+    draft.release()
+    assert {name for name, _ in target.rebind(owner.move()).graphs} == {"target"}
+
+
+def test_names_stay_where_keys_stay() -> None:
+    """And let go of the old memory with the last key that reads it."""
+    owner = Owner()
+    pool = pool_of(owner)
+    old, new = CACHE.clone(), CACHE.clone()
+    pool.capture([K8, K4], lambda key, state: old[state.slot_mappings])
+    pool.label(buffers={"cache": old})
+    pool.rebind({old: new}, [K8])
+    for key, cache in ((K8, new), (K4, old)):
+        (address,) = pool.provenance(key).of("buffer")
+        assert (address.name, address.address) == ("cache", cache.data_ptr())
+    pool.rebind({old: new}, [K4])
+    assert [each.data_ptr() for each in pool.holdings.named["buffer", "cache"]] == [new.data_ptr()]
+    (address,) = pool.provenance(K4).of("buffer")
+    assert address.address == new.data_ptr()
+
+
+def test_a_buffer_that_is_only_declared_to_be_written_is_used() -> None:
+    owner: Any = Owner()
+    owner.scratch = torch.zeros(4)
+    owner.writes = lambda key: [owner.seq_lens, owner.slots, owner.scratch]
+    pool = pool_of(owner)
+    pool.capture([K8], forward)
+    old, owner.scratch = owner.scratch, torch.zeros(4)
+    done = pool.rebind({old: owner.scratch})
+    assert done.nodes == 0
+    (record,) = pool.holdings.records()
+    assert record.footprint(K8).contains(MemoryRanges.of([owner.scratch]))
+    assert not record.footprint(K8).overlaps(MemoryRanges.of([old]))
+
+
+def test_a_parameter_is_one_on_other_memory() -> None:
+    """So that the quick check of the next refresh knows it again."""
+
+    class Parameters(Owner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            state = super().build(key, batch, phase)
+            return AttentionState({**state.attn_metadata, "scale": self.scale}, self.slots[:8])
+
+    owner = Parameters()
+    pool = pool_of(owner)
+    pool.capture([K8], lambda key, state: forward(key, state) * state.attn_metadata["scale"][0])
+    new = torch.nn.Parameter(torch.full((8,), 2.0), requires_grad=False)
+    pool.rebind({owner.scale: new})
+    owner.scale = new
+    moved = pool.states[K8].attn_metadata["scale"]
+    assert type(moved) is torch.nn.Parameter
+    assert not moved.requires_grad
+    (record,) = pool.holdings.records()
+    assert record.checker is not None
+    assert record.checker.matches(pool.states[K8])
+    pool.refresh(K8, 4)
+    torch.testing.assert_close(pool.replay(K8), CACHE / 2)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_outputs_in_a_set_move(kind: Any) -> None:
+    out = torch.zeros(8)
+    pool = pool_of(Owner())
+
+    def run(key: Any, state: Any) -> Any:
+        return {"both": kind([out.copy_(state.attn_metadata["seq_lens"])]), "names": {"a", "b"}}
+
+    pool.capture([K8], run)
+    new = torch.zeros(8)
+    pool.rebind({out: new})
+    pool.refresh(K8, 3)
+    found = pool.replay(K8)
+    (one,) = found["both"]
+    assert type(found["both"]) is kind
+    assert one.data_ptr() == new.data_ptr()
+    assert one.tolist() == [3.0] * 8
+    assert found["names"] == {"a", "b"}
+
+
+class Wrapper(torch.Tensor):
+    """As quantized weights are: two tensors inside, and no memory of its own."""
+
+    @staticmethod
+    def __new__(cls: Any, inner: torch.Tensor, scale: torch.Tensor) -> Any:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner, made.scale = inner, scale
+        return made
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_names_for_tensors_that_are_made_of_others() -> None:
+    inner, scale = torch.ones(8), torch.ones(8)
+    sparse = torch.eye(8).to_sparse()
+    rows = torch.eye(8).to_sparse_csr()
+    values, products = sparse._values(), (rows.values(), rows.col_indices())
+
+    def run(key: Any, state: Any) -> Any:
+        return inner * scale * state.attn_metadata["seq_lens"] + values + products[0] * products[1]
+
+    pool = pool_of(Owner())
+    pool.capture([K8], run)
+    pool.label(weights={"packed": Wrapper(inner, scale)}, buffers={"sparse": sparse, "rows": rows})
+    report = pool.provenance(K8)
+    assert {each.name for each in report.of("weight")} == {"packed"}
+    assert {each.name for each in report.of("buffer")} == {"sparse", "rows"}
+    assert not report.unnamed
+    assert [each.name for each in pool.provenance(K8, inputs={"s": sparse}).of("input")] == ["s"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.parametrize("call", ["label", "provenance"])
+def test_a_tensor_that_lies_nowhere_cannot_be_named(call: str) -> None:
+    pool = pool_of(Owner())
+    pool.capture([K8], forward)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    given = () if call == "label" else (K8,)
+    with pytest.raises(TypeError, match=r"buffers: a\.b: expected a strided tensor"):
+        getattr(pool, call)(*given, buffers={"a": {"b": nested}})

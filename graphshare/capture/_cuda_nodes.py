@@ -279,12 +279,12 @@ class _Parts:
     """What the nodes of a graph have in their parameters, one after the other."""
 
     def __init__(self) -> None:
-        self.content: list[bytes] = []
+        self.content: list[bytes | bytearray] = []
         self.aligned: list[bytes] = []
         self.starts: list[bytes] = []
         self.words = 0
 
-    def add(self, content: bytes, aligned: bytes, starts: bytes) -> None:
+    def add(self, content: bytes | bytearray, aligned: bytes, starts: bytes) -> None:
         self.content.append(content)
         self.aligned.append(aligned)
         self.starts.append(starts)

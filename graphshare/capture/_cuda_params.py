@@ -31,7 +31,7 @@ class FunctionLayout:
     """
 
     __slots__ = (
-        "_driver", "_function", "_name", "_pieces", "_pointers", "aligned", "nbytes", "params",
+        "_driver", "_function", "_name", "_pointers", "_slices", "aligned", "nbytes", "params",
         "starts", "words",
     )  # fmt: skip
 
@@ -51,13 +51,7 @@ class FunctionLayout:
                 if maps.may_start(offset) and start + size - offset >= 8 * MAP_WORDS:
                     starts[offset // 8] = 1
         self.aligned, self.starts = bytes(aligned), bytes(starts)
-        # Size of each parameter, and the bytes up to the next one; all in order of their offsets.
-        order = sorted(range(len(self.params)), key=lambda number: self.params[number][0])
-        ends = [self.params[number][0] for number in order[1:]] + [8 * self.words]
-        self._pieces = [
-            (number, self.params[number][1], bytes(max(0, end - sum(self.params[number]))))
-            for number, end in zip(order, ends, strict=True)
-        ]
+        self._slices = [(slice(start, start + size), size) for start, size in self.params]
 
     @property
     def name(self) -> str:
@@ -73,7 +67,7 @@ class FunctionLayout:
                 return number, 8 * word - start
         return 0, 8 * word
 
-    def content(self, params: Any) -> bytes:
+    def content(self, params: Any) -> bytes | bytearray:
         """Return the parameters of a node as the device will see them, in whole words."""
         extra = int(params.extra or 0)
         if extra:
@@ -82,12 +76,10 @@ class FunctionLayout:
         if not self.params:
             return b""
         packed = ctypes.string_at(int(params.kernelParams), self._pointers.size)
-        pointers = self._pointers.unpack(packed)
-        found: list[bytes] = []
-        for number, size, gap in self._pieces:
-            found.append(ctypes.string_at(pointers[number], size))
-            found.append(gap)
-        return b"".join(found)
+        found = bytearray(8 * self.words)
+        for pointer, (place, size) in zip(self._pointers.unpack(packed), self._slices, strict=True):
+            found[place] = ctypes.string_at(pointer, size)
+        return found
 
 
 def _extra(address: int) -> tuple[int, int]:

@@ -39,22 +39,37 @@ class Code(int):
 
 
 class Driver:
-    """A graph of kernels, each with one parameter of some words after an integer of 4 bytes."""
+    """A graph of kernels; by default an integer of 4 bytes, 7, and a parameter of some words.
 
-    def __init__(self, kernels, *, extra=False):
-        self.blocks = [self._block(words) for words in kernels]
+    Args:
+        kernels: The words of each.
+        layouts: Offset and size of each kernel's parameters, which are part of its words then.
+        extra: Whether the parameters are in one buffer.
+    """
+
+    def __init__(self, kernels, *, layouts=None, extra=False):
+        if layouts is None:
+            kernels = [(7, *words) for words in kernels]
+            layouts = [[(0, 4), (8, 8 * len(words) - 8)] for words in kernels]
+        self.layouts = layouts
+        self.blocks = [self._block(*each) for each in zip(kernels, layouts, strict=True)]
         self.run = list(self.blocks)
         self.extra = extra
         self.asked = []
-        self.layouts = 0
+        self.asked_layouts = 0
         self.set = 0
         self.fail_at = ()
         self.setters = {"kernel": Setters(self._in_executable, self._in_graph)}
         self._alive = []
 
     @staticmethod
-    def _block(words):
-        return b"".join(word.to_bytes(8, "little") for word in (7, *words))
+    def _block(words, layout):
+        """What the device sees: nothing but the parameters counts."""
+        content = b"".join(word.to_bytes(8, "little") for word in words)
+        block = bytearray(max((start + size for start, size in layout), default=0))
+        for start, size in layout:
+            block[start : start + size] = content[start : start + size]
+        return bytes(block)
 
     def nodes(self, graph):
         return range(len(self.blocks))
@@ -63,25 +78,26 @@ class Driver:
         return "kernel"
 
     def function(self, params):
-        return len(self.blocks[params.node])
+        return repr(self.layouts[params.node])
 
     def name(self, params):
         return "kernel"
 
     def layout(self, params):
-        self.layouts += 1
-        return [(0, 4), (8, len(self.blocks[params.node]) - 8)]
+        self.asked_layouts += 1
+        return self.layouts[params.node]
 
     def kernel(self, node):
         content = self.blocks[node]
-        data = ctypes.create_string_buffer(content, len(content))
+        data = ctypes.create_string_buffer(content, max(1, len(content)))
         start = ctypes.addressof(data)
         if self.extra:
             size = ctypes.c_size_t(len(content))
             pairs = (ctypes.c_uint64 * 5)(1, start, 2, ctypes.addressof(size), 0)
             self._alive += [data, size, pairs]
             return SimpleNamespace(node=node, extra=ctypes.addressof(pairs), kernelParams=0)
-        pointers = (ctypes.c_void_p * 2)(start, start + 8)
+        starts = [start + offset for offset, _ in self.layouts[node]]
+        pointers = (ctypes.c_void_p * len(starts))(*starts)
         self._alive += [data, pointers]
         return SimpleNamespace(node=node, extra=0, kernelParams=ctypes.addressof(pointers))
 
@@ -93,11 +109,12 @@ class Driver:
         if params.extra:
             pairs = (ctypes.c_uint64 * 5).from_address(params.extra)
             return ctypes.string_at(pairs[1], ctypes.c_size_t.from_address(pairs[3]).value)
-        pointers = (ctypes.c_void_p * 2).from_address(params.kernelParams)
-        size = len(self.blocks[params.node])
-        return (
-            ctypes.string_at(pointers[0], 4) + b"\0" * 4 + ctypes.string_at(pointers[1], size - 8)
-        )
+        layout = self.layouts[params.node]
+        pointers = (ctypes.c_void_p * len(layout)).from_address(params.kernelParams)
+        block = bytearray(len(self.blocks[params.node]))
+        for pointer, (start, size) in zip(pointers, layout, strict=True):
+            block[start : start + size] = ctypes.string_at(pointer, size) if size else b""
+        return bytes(block)
 
     def _in_executable(self, executable, node, params):
         self.set += 1
@@ -163,7 +180,7 @@ def test_graphs_that_were_captured_together_ask_once():
         index = GraphIndex(driver, None, NO_MAPS, known)
         assert index.ascending == [BASE]
     assert sorted(driver.asked) == [0x1234_5678_9ABC, BASE]
-    assert driver.layouts == 1
+    assert driver.asked_layouts == 1
     GraphIndex(driver, None, NO_MAPS, KnownMemory())
     assert len(driver.asked) == 4
 
@@ -340,6 +357,57 @@ def test_random_words_are_found_as_one_by_one():
             assert nodes == [i for i, words in enumerate(driver.blocks) if value in words_of(words)]
 
 
+@pytest.mark.parametrize("extra", [False, True])
+def test_parameters_of_any_size_and_place_are_read_and_changed(extra):
+    """Against a model that looks at each parameter by itself: the first may begin anywhere, a size
+    need be no multiple of eight, or be nothing, and the numbers need not follow the places."""
+    random = Random(1)
+    for _ in range(200):
+        layouts = []
+        for _ in range(random.randrange(1, 5)):
+            place, layout = 4 * random.choice((0, 0, 1, 2, 14, 27)), []
+            for _ in range(random.randrange(0, 5)):
+                size = random.choice((0, 1, 2, 4, 8, 12, 16, 20, 64, 112, 116))
+                align = random.choice((4, 8, 16, 64)) if size >= 8 else 4
+                place = -(-place // align) * align
+                layout.append((place, size))
+                place += size
+            random.shuffle(layout)
+            layouts.append(layout)
+        kernels = [
+            [random.choice((BASE, BASE + 16, 3)) for _ in range(64)] for _ in range(len(layouts))
+        ]
+        driver = Driver(kernels, layouts=layouts, extra=extra)
+        before = list(driver.blocks)
+        index = read(driver)
+        want = [
+            sorted(
+                (number, word - start, words[word // 8])
+                for number, (start, size) in enumerate(layout)
+                if start % 8 == 0
+                for word in range(start, start + size - 7, 8)
+                if words[word // 8] != 3
+            )
+            for words, layout in zip(kernels, layouts, strict=True)
+        ]
+        found = [
+            sorted((site.parameter, site.offset, site.value) for site in index.sites(node))
+            for node in index.nodes
+        ]
+        assert found == want
+        moved = {BASE: BASE + 512}
+        patch_of(index, moved).apply()
+        for block, old, layout in zip(driver.run, before, layouts, strict=True):
+            other = bytearray(old)
+            for start, size in layout:
+                for word in range(start, start + size - 7, 8):
+                    value = int.from_bytes(old[word : word + 8], "little")
+                    if start % 8 == 0 and value in moved:
+                        other[word : word + 8] = moved[value].to_bytes(8, "little")
+            assert block == other
+        assert driver.blocks == driver.run
+
+
 def test_a_graph_without_parameters_is_read():
-    driver = Driver([])
-    assert read(driver).ascending == []
+    assert read(Driver([])).ascending == []
+    assert read(Driver([[]], layouts=[[]])).ascending == []

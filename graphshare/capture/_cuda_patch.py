@@ -56,6 +56,7 @@ class GraphPatch(Patch):
             if name
         ]
         self._done = False
+        self._in_executable = self._in_graph = 0  # how many of the nodes are set
         self.nodes = len(self._settable)
         self.words = sum(len(places) for places, _, _ in changes)
 
@@ -63,26 +64,14 @@ class GraphPatch(Patch):
         """Set the new addresses."""
         if self._done or not self._changes:
             return
-        setters, executable = self._index.driver.setters, self._executable
-        done, half = 0, False
         with torch.cuda.device(self._device):
             try:
                 self._write(new=True)
-                for kind, handle, params, node, _ in self._settable:
-                    in_executable, in_graph = setters[kind]
-                    (code,) = in_executable(executable, handle, params)
-                    if code:
-                        raise _failed(node, in_executable, code)
-                    half = True
-                    (code,) = in_graph(handle, params)
-                    if code:
-                        raise _failed(node, in_graph, code)
-                    half = False
-                    done += 1
+                self._set_executable()
+                self._set_graph()
             except BaseException as error:
-                # A node that the driver does not change at all is not set back either.
                 self._write(new=False)
-                worse = self._set_back(done, half=half)
+                worse = self._set_back()
                 if worse is not None:
                     raise worse from error
                 raise
@@ -97,9 +86,35 @@ class GraphPatch(Patch):
         self._index.regroup(self._before)
         with torch.cuda.device(self._device):
             self._write(new=False)
-            worse = self._set_back(self.nodes, half=False)
+            worse = self._set_back()
         if worse is not None:
             raise worse
+
+    def _set_executable(self) -> None:
+        """Set nodes of the executable graph to their words, one after the other."""
+        setters, executable, done = self._index.driver.setters, self._executable, 0
+        try:
+            for kind, handle, params, node, _ in self._settable:
+                call = setters[kind].executable
+                (code,) = call(executable, handle, params)
+                if code:
+                    raise _failed(node, call, code)
+                done += 1
+        finally:
+            self._in_executable = done
+
+    def _set_graph(self) -> None:
+        """As :meth:`_set_executable`, for the graph that the executable was made of."""
+        setters, done = self._index.driver.setters, 0
+        try:
+            for kind, handle, params, node, _ in self._settable:
+                call = setters[kind].graph
+                (code,) = call(handle, params)
+                if code:
+                    raise _failed(node, call, code)
+                done += 1
+        finally:
+            self._in_graph = done
 
     def _write(self, *, new: bool) -> None:
         words = self._index.words
@@ -110,28 +125,27 @@ class GraphPatch(Patch):
         for params, name, place in self._operands:
             setattr(params, name, words[place])
 
-    def _set_back(self, done: int, *, half: bool) -> RebindError | None:
-        """Set the first nodes to their words, last first; goes on where one cannot be.
+    def _set_back(self) -> RebindError | None:
+        """Set to their words those nodes that were set; goes on where one cannot be.
 
-        Args:
-            done: How many were set in both graphs.
-            half: Whether the one after them was set in the executable.
+        One that the driver refused to change is not asked for again: it is as it was.
 
         Returns:
             The error of the first that cannot be set back.
         """
         failed: RebindError | None = None
         setters, executable = self._index.driver.setters, self._executable
-        for number in reversed(range(done + half)):
-            kind, handle, params, node, _ = self._settable[number]
-            in_executable, in_graph = setters[kind]
-            (code,) = in_executable(executable, handle, params)
-            if code:
-                failed = failed or _failed(node, in_executable, code)
-            if number < done:
-                (code,) = in_graph(handle, params)
+        for number, (kind, handle, params, node, _) in enumerate(self._settable):
+            calls = setters[kind]
+            if number < self._in_executable:
+                (code,) = calls.executable(executable, handle, params)
                 if code:
-                    failed = failed or _failed(node, in_graph, code)
+                    failed = failed or _failed(node, calls.executable, code)
+            if number < self._in_graph:
+                (code,) = calls.graph(handle, params)
+                if code:
+                    failed = failed or _failed(node, calls.graph, code)
+        self._in_executable = self._in_graph = 0
         return failed
 
     def _moved(self) -> dict[int, Group]:

@@ -130,9 +130,12 @@ class _Replacing:
             for key, item in OrderedDict.items(value):
                 OrderedDict.__setitem__(made, key, self._of(item))
         elif isinstance(value, dict):
-            changed, of = self._changed, self._of
+            changed, known = self._changed, self._made
             for key, item in dict.items(value):
-                dict.__setitem__(made, key, of(item) if id(item) in changed else item)
+                name = id(item)
+                if name in changed:
+                    item = known[name] if name in known else self._of(item)
+                dict.__setitem__(made, key, item)
         elif isinstance(value, list):
             list.extend(made, map(self._of, list.__iter__(value)))
         elif isinstance(value, deque):

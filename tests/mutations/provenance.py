@@ -291,11 +291,11 @@ MUTATIONS = (
         (f"{_FAULTS}test_a_parameter_is_one_on_other_memory",),
     ),
     Mutation(
-        "half-a-node-stays-moved",
-        "a node that fails in the graph is set back in the executable",
+        "executable-stays-moved",
+        "where a node of the graph cannot be changed, the executable gets its old addresses back",
         "capture/_cuda_patch.py",
-        "range(done + half)",
-        "range(done)",
+        "            if number < self._in_executable:\n",
+        "            if number < self._in_graph:\n",
         (f"{_INDEX}test_a_graph_in_which_a_node_fails_is_as_it_was_in_both_forms",),
     ),
     Mutation(

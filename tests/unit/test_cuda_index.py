@@ -223,7 +223,7 @@ def test_a_graph_in_which_a_node_fails_is_as_it_was_in_both_forms(at):
     driver.fail_at = (at,)
     with pytest.raises(RebindError) as caught:
         patch.apply()
-    assert caught.value.node == f"{(0, 1, 3)[(at - 1) // 2]}: kernel"
+    assert caught.value.node == f"{(0, 1, 3)[(at - 1) % 3]}: kernel"
     assert "CUDA_ERROR_PLANTED" in str(caught.value)
     assert driver.blocks == driver.run == before
     assert index.ascending == [BASE, BASE + 16]

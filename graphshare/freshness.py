@@ -36,10 +36,9 @@ _serials = itertools.count(1)
 class OwnerBook:
     """All states of one owner on one device; by default a build may write any of them."""
 
-    def __init__(self, owner: Any, ledger: Ledger) -> None:
+    def __init__(self, owner: Any) -> None:
         self.owner = owner
         self.version = 0
-        self._ledger = ledger
         self._records: dict[int, weakref.ref[StateRecord]] = {}
         self._union = _EMPTY
         self._union_version = 0
@@ -53,22 +52,17 @@ class OwnerBook:
             this = book()
             if this is not None:
                 this._records.pop(serial, None)
-                this.changed()
+                this.version += 1
 
         self._records[serial] = weakref.ref(record, forget)
-        self.changed()
-
-    def changed(self) -> None:
-        """What a build may write by default is not what it was."""
         self.version += 1
-        self._ledger.forget()
 
     def grew(self, leaves: MemoryRanges) -> None:
         """One of the states has leaves that it had not."""
         # Captured largest first, most states lie in the memory of the first: then what is
         # remembered of the footprint stays right, and a capture takes no time square in its keys.
         if self._union_version != self.version or not self._union.contains(leaves):
-            self.changed()
+            self.version += 1
 
     def records(self) -> list[StateRecord]:
         """The states that are alive, oldest first."""
@@ -175,14 +169,12 @@ class StateRecord:
                 remedy="Return the strided tensors that it is made of",
             ) from error
         self.captured = self.state = state
-        self._unwatch()
         self.tensors = reads
-        self.extent = next(_serials)  # what others remember of its memory no longer holds
+        self._lies_elsewhere()
         self._memo.clear()
         self._forward_memo.clear()
-        self.ledger.forget()
         if before and before != self.leaves:
-            self.book.changed()
+            self.book.version += 1
         else:
             self.book.grew(self.leaves)
 
@@ -221,15 +213,15 @@ class StateRecord:
             leaves: All memory of the state.
         """
         self.captured, self.state = states
-        self._unwatch()
         self.checker = checker
         self.tensors = tensors
         self.reads, self.leaves = reads, leaves
-        self.extent = next(_serials)
+        self._lies_elsewhere()
         self._forward_memo.clear()
-        self.ledger.forget()
 
-    def _unwatch(self) -> None:
+    def _lies_elsewhere(self) -> None:
+        self.extent = next(_serials)  # what others remember of its memory no longer holds
+        self.ledger.forget()
         for watch in self.watches.values():
             watch.reset()
 
@@ -241,7 +233,8 @@ class StateRecord:
         """Take what builds may write to be this."""
         self._declared = declared
         self._memo.clear()
-        self.book.changed()
+        self.ledger.forget()
+        self.book.version += 1
 
     def footprint(self, key: Hashable) -> MemoryRanges:
         """Memory that a build for the owner's ``key`` may write."""
@@ -354,7 +347,7 @@ class StateRecord:
         """It will not be captured; a traceback may keep it alive, but it counts no more."""
         self.released = True
         self.spoil(Why(Staleness.RELEASED))
-        self.book.changed()
+        self.book.version += 1
 
     def begin(self, by: Writer, key: Hashable) -> None:
         """A build is about to write: everything its footprint touches becomes stale (rule 2).
@@ -472,7 +465,7 @@ class Ledger:
         # owner, so the number cannot be taken by another object while the book is alive.
         book = self._books.get(id(owner))
         if book is None:
-            book = self._books[id(owner)] = OwnerBook(owner, self)
+            book = self._books[id(owner)] = OwnerBook(owner)
         return book
 
 

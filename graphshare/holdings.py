@@ -223,7 +223,7 @@ class Holdings(Generic[K]):
         if not lease.borrowed:
             record.released = True
             record.spoil(Why(Staleness.RELEASED, (record.pool_name, entry.key)))
-            record.book.changed()
+            record.book.version += 1
         record.detach(lease)
 
     def end_loan(self, by: Writer) -> None:

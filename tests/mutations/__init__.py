@@ -13,6 +13,7 @@ from tests.mutations import (
     misuse,
     pools,
     provenance,
+    refreshes,
     sharing,
     states,
     vllm,
@@ -28,6 +29,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *misuse.MUTATIONS,
     *sharing.MUTATIONS,
     *states.MUTATIONS,
+    *refreshes.MUTATIONS,
     *provenance.MUTATIONS,
     *vllm.MUTATIONS,
 )

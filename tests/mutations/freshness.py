@@ -198,7 +198,7 @@ MUTATIONS = (
         "dropped-states-keep-their-footprint",
         "a dropped pool's states count no more for the owner's footprint",
         "freshness.py",
-        "                this.changed()\n",
+        "                this.version += 1\n",
         "                pass\n",
         ("tests/unit/test_pool_lifetime.py::test_a_footprint_goes_with_its_pool",),
     ),

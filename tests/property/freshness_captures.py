@@ -152,7 +152,8 @@ def _eager_graph(
     state: Any, given: torch.Tensor, *, writes: bool
 ) -> tuple[Callable[[], None], list[torch.Tensor]]:
     """What an engine might have captured by itself."""
-    rows, read = rows_of(state), tensors_of(state)
+    # As they lie now: an owner that keeps its states may put their tensors elsewhere.
+    rows, read = rows_of(state).detach(), [tensor.detach() for tensor in tensors_of(state)]
     outputs = [torch.zeros_like(tensor) for tensor in read]
 
     def launch() -> None:

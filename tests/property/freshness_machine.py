@@ -70,6 +70,7 @@ plans = st.builds(
     tail=st.booleans(),
     scribbles=st.booleans(),
     by_tokens=st.booleans(),
+    kept=st.booleans(),
 )
 
 

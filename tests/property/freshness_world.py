@@ -80,6 +80,7 @@ class Plan:
     tail: bool
     scribbles: bool  # an undeclared owner may write every leaf of every key, and this one does
     by_tokens: bool  # keys of equal num_tokens have one state
+    kept: bool  # each build for a key returns one object, whose tensors move in place if they must
 
     def place(self, state_key: Any) -> Place:
         tokens = state_key if self.by_tokens else state_key.num_tokens
@@ -165,6 +166,17 @@ class World:
         return [event for event in self.log if isinstance(event, Build)]
 
 
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What an owner returns that keeps its states: nothing in it can be assigned to."""
+
+    rows: torch.Tensor
+    none: torch.Tensor
+    live: int
+    capacity: int
+    splits: int
+
+
 class Owner:
     """Satisfies the `StateOwner` protocol."""
 
@@ -178,6 +190,7 @@ class Owner:
         self.once_declared: dict[Any, Cells] = {}  # by state key
         self.may_scribble: Callable[[], Iterable[Slice]] = lambda: ()
         self.counts = {phase.value: 0 for phase in Phase}
+        self.kept: dict[Any, AttentionState] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -252,16 +265,33 @@ class Owner:
         event.returned = place
         event.contents = [world.tensor(leaf).tolist() for leaf in place.leaves]
         rows = world.tensor(place.rows)
-        return AttentionState(
-            {
-                "rows": rows.clone() if fault == "moved" else rows,
-                "none": world.arenas[0][:0],
-                "live": token,
-                "capacity": 8 + (fault == "capacity") if batch is None or fault else 5,
-                "splits": 1 + (fault == "splits"),
-            },
-            None if place.slots is None else (world.tensor(place.slots),),
-        )
+        read = rows.clone() if fault == "moved" else rows
+        slots = None if place.slots is None else world.tensor(place.slots)
+        if self.plan.kept and fault not in ("capacity", "splits"):
+            return self._kept(key, read, slots)
+        capacity = 8 if (batch is None or fault) and not self.plan.kept else 5
+        leaves = {
+            "rows": read,
+            "none": world.arenas[0][:0],
+            "live": token,
+            "capacity": capacity + (fault == "capacity"),
+            "splits": 1 + (fault == "splits"),
+        }
+        metadata = Metadata(**leaves) if self.plan.kept else leaves
+        return AttentionState(metadata, slots if slots is None else (slots,))
+
+    def _kept(self, key: Any, rows: torch.Tensor, slots: torch.Tensor | None) -> AttentionState:
+        """The very state of the last build, with its tensors put where they belong."""
+        state = self.kept.get(key)
+        if state is None:
+            none = self.world.arenas[0][:0]
+            held = slots if slots is None else (slots.detach(),)
+            state = AttentionState(Metadata(rows.detach(), none, 0, 5, 1), held)
+            self.kept[key] = state
+        state.attn_metadata.rows.set_(rows)
+        for mine in state.slot_mappings or ():
+            mine.set_(slots)
+        return state
 
 
 class DeclaringOwner(Owner):
@@ -281,7 +311,8 @@ def make_owner(world: World, name: str, plan: Plan) -> Owner:
 def rows_of(state: Any) -> torch.Tensor:
     if isinstance(state, torch.Tensor):
         return state
-    return (state.attn_metadata if isinstance(state, AttentionState) else state)["rows"]
+    found = state.attn_metadata if isinstance(state, AttentionState) else state
+    return found.rows if isinstance(found, Metadata) else found["rows"]
 
 
 def first_row(state: Any) -> torch.Tensor:

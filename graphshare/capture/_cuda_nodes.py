@@ -20,7 +20,7 @@ from graphshare.capture._cuda_params import FunctionLayout, KernelParams
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
-__all__ = ["GraphIndex", "Group", "NodeIndex", "Settable", "Site"]
+__all__ = ["Concerned", "GraphIndex", "Group", "NodeIndex", "Settable", "Site"]
 
 # Numbers outside of these are no addresses: the first page, and what user space does not reach.
 _LEAST, _MOST = 1 << 16, 1 << 56
@@ -29,7 +29,8 @@ _WITHOUT_ADDRESSES = frozenset(
     {"empty", "event wait", "event record", "semaphore signal", "semaphore wait"}
 )
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
-_OPERAND = 2
+_OPERAND = 2  # of a word: an address, whoever has the memory
+_KEPT = 4
 
 Group = tuple[list[int], list[int]]
 """The words that have one value, and the numbers of the nodes that they are in."""
@@ -121,6 +122,7 @@ class GraphIndex:
         self.allocations: list[tuple[int, int]] = []
         self.driver, self._maps, self._known = driver, maps, known
         self._settable: dict[int, Settable] = {}
+        self._concerned: dict[frozenset[int], Concerned] = {}
         parts = _Parts()
         self._read(graph, None, parts)
         self._buffer = bytearray(b"".join(parts.content))
@@ -243,6 +245,28 @@ class GraphIndex:
             parameter, offset = (0, word) if layout is None else layout.place(word)
             yield Site(words[place], parameter, offset, place in self._in_maps)
 
+    def concerned(self, groups: list[Group]) -> Concerned:
+        """Return what a change of some groups changes."""
+        # Buffers that moved once move again, together: what was found is kept, by the identity of
+        # the groups, which are kept along.
+        name = frozenset(map(id, groups))
+        found = self._concerned.get(name)
+        if found is None:
+            if len(self._concerned) >= _KEPT:
+                self._concerned.clear()
+            numbers = sorted({number for _, numbers in groups for number in numbers})
+            nodes = [self.settable(number) for number in numbers]
+            operands = [
+                (each.params, attribute, each.node.base + word)
+                for each in nodes
+                for word, attribute in enumerate(each.node.ends)
+                if attribute
+            ]
+            words = sum(len(places) for places, _ in groups)
+            kinds = frozenset(each.kind for each in nodes)
+            found = self._concerned[name] = Concerned(groups, nodes, kinds, operands, words)
+        return found
+
     def settable(self, number: int) -> Settable:
         """Return what the driver needs to set a node to its words; the same one each time."""
         found = self._settable.get(number)
@@ -255,6 +279,24 @@ class GraphIndex:
                 params = own.params
             found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
         return found
+
+
+class Concerned(NamedTuple):
+    """What a change of some groups changes.
+
+    Attributes:
+        groups: The groups.
+        nodes: The nodes that they are in, in order.
+        kinds: Of these.
+        operands: Parameters of copies and fills, with an attribute and the word that it is.
+        words: How many words change.
+    """
+
+    groups: list[Group]
+    nodes: list[Settable]
+    kinds: frozenset[str]
+    operands: list[tuple[Any, str, int]]
+    words: int
 
 
 class Settable(NamedTuple):

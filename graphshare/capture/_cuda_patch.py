@@ -34,31 +34,25 @@ class GraphPatch(Patch):
         self._index, self._executable, self._device = index, executable, device
         self._before = index.groups
         changes: list[tuple[list[int], int, int]] = []  # places, the old value, the new one
-        numbers: set[int] = set()
         self.pairs = set[int]()
+        found: list[Group] = []
         for pair, by, values in moves.moving(index.ascending):
             self.pairs.add(pair)
             for value in values:
-                places, nodes = self._before[value]
-                changes.append((places, value, value + by))
-                numbers.update(nodes)
+                group = self._before[value]
+                found.append(group)
+                changes.append((group[0], value, value + by))
         self._changes = changes
-        self._settable = [index.settable(number) for number in sorted(numbers)]
-        for each in self._settable:
+        concerned = index.concerned(found)
+        for each in concerned.nodes if concerned.kinds - index.driver.setters.keys() else ():
             if each.kind not in index.driver.setters:
                 got = f"a node {each.kind!r}"
                 raise _refused(each.node, "one whose addresses can be changed", got)
-        self._operands = [
-            (each.params, name, each.node.base + word)
-            for each in self._settable
-            if each.own is None
-            for word, name in enumerate(each.node.ends)
-            if name
-        ]
+        self._settable, self._operands = concerned.nodes, concerned.operands
         self._done = False
         self._in_executable = self._in_graph = 0  # how many of the nodes are set
         self.nodes = len(self._settable)
-        self.words = sum(len(places) for places, _, _ in changes)
+        self.words = concerned.words
 
     def apply(self) -> None:
         """Set the new addresses."""
@@ -152,12 +146,12 @@ class GraphPatch(Patch):
         """Return the groups as they are after the change."""
         groups = self._before.copy()
         moved = [(after, groups.pop(before)) for _, before, after in self._changes]
-        for value, (places, nodes) in moved:
+        for value, group in moved:
             other = groups.get(value)
             if other is None:
-                groups[value] = places, nodes
+                groups[value] = group
             else:  # what stays has the value already
-                groups[value] = [*places, *other[0]], sorted({*nodes, *other[1]})
+                groups[value] = [*group[0], *other[0]], sorted({*group[1], *other[1]})
         return groups
 
 

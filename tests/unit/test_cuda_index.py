@@ -276,6 +276,39 @@ def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
     assert other.groups == {BASE: ([1], [0]), BASE + 16: ([3], [1])}
 
 
+def test_what_moved_together_once_moves_again_as_it_did():
+    """Between two places, and then only in part: what is kept of a move is that of the same words."""
+    driver = Driver([[BASE, BASE + 16], [BASE + 16], [BASE]])
+    index = read(driver)
+    there = {BASE: BASE + 512, BASE + 16: BASE + 256}  # the order by address is the other one
+    back = {new: old for old, new in there.items()}
+    before = list(driver.blocks)
+    for _ in range(3):
+        for moves in (there, back):
+            patch = patch_of(index, moves)
+            patch.apply()
+            assert (patch.nodes, patch.words) == (3, 4)
+        assert driver.run == driver.blocks == before
+    patch = patch_of(index, {BASE: BASE + 64})
+    patch.apply()
+    assert (patch.nodes, patch.words) == (2, 2)
+    assert driver.run[1] == before[1]
+    assert words_of(driver.run[0]) == [BASE + 64, BASE + 16]
+    for turn in range(10):
+        old, new = (BASE + 16, BASE + 32) if turn % 2 == 0 else (BASE + 32, BASE + 16)
+        patch_of(index, {old: new, BASE + 64 + turn: BASE + 65 + turn}).apply()
+        assert words_of(driver.run[0]) == [BASE + 65 + turn, new]
+        assert words_of(driver.run[2]) == [BASE + 65 + turn]
+
+
+def test_a_node_of_a_kind_that_cannot_be_set_is_refused():
+    driver = Driver([[BASE]])
+    driver.setters = {}
+    with pytest.raises(RebindError) as caught:
+        patch_of(read(driver), {BASE: BASE + 64})
+    assert caught.value.node == "0: kernel"
+
+
 def test_parameters_of_our_own_hold_what_the_drivers_held():
     driver = Driver([[BASE, 9]])
     params = driver.kernel(0)

@@ -15,23 +15,15 @@ and 8 KV heads of 128, a draft layer of the same):
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Sequence
-from time import perf_counter_ns as now
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from benchmarks._states import device_of, waiting
-from benchmarks._turns import (
-    Figure,
-    Sampler,
-    arguments,
-    difference_us,
-    in_turn,
-    report,
-)
-from graphshare import BatchDescriptor, GraphPool, Phase, share_states
+from benchmarks._turns import Figure
+from benchmarks.gpu._kernel_steps import Subject, main_of
+from benchmarks.gpu._kernel_steps import measure as timed
+from graphshare import BatchDescriptor
 from graphshare.adapters.flash_attn import (
     AttentionShape,
     FlashAttention2,
@@ -45,8 +37,6 @@ PAGE_SIZE = 256
 MAX_SEQ_LEN = 4096
 SHAPE = AttentionShape(num_q_heads=32, num_kv_heads=8, head_size=128)
 KINDS = ("flash_attn2", "flash_attn3")
-LAYERS = 4
-REQUESTS = (1, 8, 64, 256)
 
 
 def _capacity(requests: int) -> PagedCapacity:
@@ -141,153 +131,31 @@ class ByHand:
             self.schedule[plan.shape[0] :].zero_()
 
 
-def _cycled(function: Callable[[PagedBatch], object], batches: Sequence[PagedBatch]) -> Sampler:
-    turn = 0
-
-    def sample() -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(batches)
-        batch = batches[turn]
-        start = now()
-        function(batch)
-        return now() - start
-
-    return sample
-
-
-def _forward(kernel: Any, requests: int, device: torch.device, layers: int) -> Any:
-    caches = torch.randn(
-        2, 64, PAGE_SIZE, SHAPE.num_kv_heads, SHAPE.head_size, device=device
-    ).bfloat16()
-    query = torch.randn(requests, SHAPE.num_q_heads, SHAPE.head_size, device=device).bfloat16()
-
-    def forward(key: Any, state: Any) -> torch.Tensor:
-        del key
-        out = query
-        for _ in range(layers):
-            out = kernel.run(out, *caches, state.attn_metadata)
-        return out
-
-    return forward
-
-
 def measure(
     kind: str, requests: int, device: torch.device, rounds: int
 ) -> tuple[list[Figure], dict[str, Any]]:
     """One kernel, one number of requests."""
-    key = BatchDescriptor(requests, requests, uniform_query_len=1)
     capacity = _capacity(requests)
-    batches = _batches(requests)
     alone, owner, own = (_owner(kind, capacity, device) for _ in range(3))
-    hand = ByHand(kind, owner, capacity, device)
-    kernel = _kernel(kind, capacity, device)
-    target = GraphPool("target", owner=owner, spec=owner.spec, device=device)
-    prefill = GraphPool("draft.prefill", spec=kernel.spec, device=device)
-    rebuilt = GraphPool("draft.rebuilt", owner=own, device=device)
-    share_states(target, prefill)
-    target.capture([key], _forward(owner, requests, device, LAYERS))
-    prefill.capture([key], _forward(kernel, requests, device, 1))
-    rebuilt.capture([key], _forward(own, requests, device, 1))
-    wait = waiting(device)
-
-    def step(borrows: bool, waits: bool) -> Callable[[PagedBatch], object]:
-        def borrowed(batch: PagedBatch) -> None:
-            target.refresh(key, batch)
-            target.replay(key)
-            prefill.replay(key)
-            if waits and wait is not None:
-                wait()
-
-        def built(batch: PagedBatch) -> None:
-            target.refresh(key, batch)
-            target.replay(key)
-            rebuilt.refresh(key, batch)
-            rebuilt.replay(key)
-            if waits and wait is not None:
-                wait()
-
-        return borrowed if borrows else built
-
-    def timed(functions: dict[str, Callable[[PagedBatch], object]], turns: int = 4) -> Any:
-        return in_turn(
-            {name: _cycled(function, batches) for name, function in functions.items()},
-            turns=turns,
-            rounds=rounds,
-            between=wait,
-        )
-
-    builds = timed(
-        {
-            "by hand": hand.build,
-            "build": lambda batch: alone.build(key, batch, Phase.REPLAY),
-            "refresh": lambda batch: target.refresh(key, batch),
-        }
+    heads = (SHAPE.num_q_heads, SHAPE.head_size)
+    cache = (2, 64, PAGE_SIZE, SHAPE.num_kv_heads, SHAPE.head_size)
+    subject = Subject(
+        case=f"{kind}, {requests} requests",
+        key=BatchDescriptor(requests, requests, uniform_query_len=1),
+        batches=_batches(requests),
+        owner=owner,
+        alone=alone,
+        own=own,
+        kernel=_kernel(kind, capacity, device),
+        by_hand=ByHand(kind, owner, capacity, device).build,
+        query=torch.randn(requests, *heads, device=device).to(SHAPE.dtype),
+        caches=torch.randn(cache, device=device).to(SHAPE.dtype),
     )
-    steps = timed(
-        {
-            "step, borrowed": step(borrows=True, waits=False),
-            "step, rebuilt": step(borrows=False, waits=False),
-        },
-        turns=1,  # so that the queue of launches never fills
-    )
-    waited = timed(
-        {
-            "step and wait, borrowed": step(borrows=True, waits=True),
-            "step and wait, rebuilt": step(borrows=False, waits=True),
-        }
-    )
-    case = f"{kind}, {requests} requests"
-    figures = [
-        Figure(f"{case}: by hand", builds.median_us("by hand"), "us"),
-        Figure(f"{case}: build", builds.median_us("build"), "us"),
-        Figure.of(f"{case}: refresh / build", builds.ratio("refresh", "build"), "", 1.05),
-        Figure.of(f"{case}: refresh over build", difference_us(builds, "refresh", "build"), "us"),
-        Figure.of(f"{case}: build / by hand", builds.ratio("build", "by hand"), ""),
-        Figure.of(
-            f"{case}: borrowing saves, host",
-            difference_us(steps, "step, rebuilt", "step, borrowed"),
-            "us a step",
-        ),
-        Figure.of(
-            f"{case}: borrowing saves, GPU waited for",
-            difference_us(waited, "step and wait, rebuilt", "step and wait, borrowed"),
-            "us a step",
-        ),
-    ]
-    details = {
-        case: {
-            "builds": builds.facts("build"),
-            "steps": steps.facts("step, rebuilt"),
-            "waited": waited.facts("step and wait, rebuilt"),
-        }
-    }
-    for pool in (prefill, rebuilt, target):
-        pool.close()
-    return figures, details
+    return timed(subject, device, rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__, rounds=301)
-    parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, metavar="N")
-    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        sys.exit("flash_attn: this benchmark needs a CUDA device; torch finds none")
-    device = device_of("cuda")
-    figures: list[Figure] = []
-    details: dict[str, Any] = {}
-    for kind in options.kind:
-        for requests in options.requests:
-            try:
-                more, facts = measure(kind, requests, device, options.rounds)
-            except ModuleNotFoundError as error:
-                print(f"{kind}: left out: {error}")
-                break
-            figures += more
-            details |= facts
-    if not figures:
-        sys.exit("flash_attn: no build of FlashAttention is installed; see the lines above")
-    report(options.json, "gpu/flash_attn", figures, details)
+    main_of(__doc__, "gpu/flash_attn", KINDS, measure, argv)
 
 
 if __name__ == "__main__":

@@ -16,23 +16,15 @@ for the others; bf16, a target of 32 query and 8 KV heads of 128, a draft layer 
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Callable, Sequence
-from time import perf_counter_ns as now
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from benchmarks._states import device_of, waiting
-from benchmarks._turns import (
-    Figure,
-    Sampler,
-    arguments,
-    difference_us,
-    in_turn,
-    report,
-)
-from graphshare import BatchDescriptor, GraphPool, Phase, share_states
+from benchmarks._turns import Figure
+from benchmarks.gpu._kernel_steps import Subject, main_of
+from benchmarks.gpu._kernel_steps import measure as timed
+from graphshare import BatchDescriptor
 from graphshare.adapters.flashinfer import AttentionShape, FlashInfer, FlashInferOwner
 from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch
 
@@ -47,8 +39,6 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "batch_attention": (4, {"kernel": "batch_attention"}),
 }
 """Rows of a request, and the options of the owner."""
-LAYERS = 4
-REQUESTS = (1, 8, 64, 256)
 
 
 def _batches(requests: int, rows: int, count: int = 8) -> list[PagedBatch]:
@@ -147,35 +137,6 @@ class ByHand:
         self.first = False
 
 
-def _cycled(function: Callable[[PagedBatch], object], batches: Sequence[PagedBatch]) -> Sampler:
-    turn = 0
-
-    def sample() -> int:
-        nonlocal turn
-        turn = (turn + 1) % len(batches)
-        batch = batches[turn]
-        start = now()
-        function(batch)
-        return now() - start
-
-    return sample
-
-
-def _forward(kernel: FlashInfer, rows: int, device: torch.device, layers: int) -> Any:
-    size = (2, NUM_PAGES, PAGE_SIZE, SHAPE.num_kv_heads, SHAPE.head_size)
-    caches = torch.randn(size, device=device).to(SHAPE.dtype)
-    query = torch.randn(rows, SHAPE.num_q_heads, SHAPE.head_size, device=device).to(SHAPE.dtype)
-
-    def forward(key: Any, state: Any) -> torch.Tensor:
-        del key
-        out = query
-        for _ in range(layers):
-            out = kernel.run(out, *caches, state.attn_metadata)
-        return out
-
-    return forward
-
-
 def measure(
     kind: str, requests: int, device: torch.device, rounds: int
 ) -> tuple[list[Figure], dict[str, Any]]:
@@ -188,123 +149,38 @@ def measure(
         max_seq_len=MAX_SEQ_LEN,
         page_size=PAGE_SIZE,
     )
-    batches = _batches(requests, rows)
     owner = FlashInferOwner(capacity, SHAPE, device, **options)
-    options = {**options, "float_workspace": owner.float_workspace}
-    alone, own = (FlashInferOwner(capacity, SHAPE, device, **options) for _ in range(2))
-    kernel = FlashInfer(capacity, SHAPE)
-    target = GraphPool("target", owner=owner, spec=owner.spec, device=device)
-    prefill = GraphPool("draft.prefill", spec=kernel.spec, device=device)
-    rebuilt = GraphPool("draft.rebuilt", owner=own, device=device)
-    share_states(target, prefill)
-    target.capture([key], _forward(owner, key.num_tokens, device, LAYERS))
-    prefill.capture([key], _forward(kernel, key.num_tokens, device, 1))
-    rebuilt.capture([key], _forward(own, key.num_tokens, device, 1))
-    alone.build(key, None, Phase.WARMUP)
-    hand = ByHand(kind, owner, key)
-    wait = waiting(device)
-
-    def step(borrows: bool, waits: bool) -> Callable[[PagedBatch], object]:
-        def run(batch: PagedBatch) -> None:
-            target.refresh(key, batch)
-            target.replay(key)
-            if borrows:
-                prefill.replay(key)
-            else:
-                rebuilt.refresh(key, batch)
-                rebuilt.replay(key)
-            if waits and wait is not None:
-                wait()
-
-        return run
-
-    def timed(functions: dict[str, Callable[[PagedBatch], object]], turns: int = 4) -> Any:
-        return in_turn(
-            {name: _cycled(function, batches) for name, function in functions.items()},
-            turns=turns,
-            rounds=rounds,
-            warmup=5,
-            between=wait,
-        )
-
-    builds = timed(
-        {
-            "by hand": hand.build,
-            "build": lambda batch: alone.build(key, batch, Phase.REPLAY),
-            "refresh": lambda batch: target.refresh(key, batch),
-        }
+    shared: dict[str, Any] = {**options, "float_workspace": owner.float_workspace}
+    alone, own = (FlashInferOwner(capacity, SHAPE, device, **shared) for _ in range(2))
+    heads = (SHAPE.num_q_heads, SHAPE.head_size)
+    cache = (2, NUM_PAGES, PAGE_SIZE, SHAPE.num_kv_heads, SHAPE.head_size)
+    subject = Subject(
+        case=f"{kind}, {requests} requests",
+        key=key,
+        batches=_batches(requests, rows),
+        owner=owner,
+        alone=alone,
+        own=own,
+        kernel=FlashInfer(capacity, SHAPE),
+        by_hand=ByHand(kind, owner, key).build,
+        query=torch.randn(key.num_tokens, *heads, device=device).to(SHAPE.dtype),
+        caches=torch.randn(cache, device=device).to(SHAPE.dtype),
     )
-    steps = timed(
-        {
-            "step, borrowed": step(borrows=True, waits=False),
-            "step, rebuilt": step(borrows=False, waits=False),
-        },
-        turns=1,  # so that the queue of launches never fills
-    )
-    waited = timed(
-        {
-            "step and wait, borrowed": step(borrows=True, waits=True),
-            "step and wait, rebuilt": step(borrows=False, waits=True),
-        }
-    )
-    case = f"{kind}, {requests} requests"
-    figures = [
-        Figure(f"{case}: by hand", builds.median_us("by hand"), "us"),
-        Figure(f"{case}: build", builds.median_us("build"), "us"),
-        Figure.of(f"{case}: refresh / build", builds.ratio("refresh", "build"), "", 1.05),
-        Figure.of(f"{case}: refresh over build", difference_us(builds, "refresh", "build"), "us"),
-        Figure.of(f"{case}: build / by hand", builds.ratio("build", "by hand"), ""),
-        Figure.of(
-            f"{case}: borrowing saves, host",
-            difference_us(steps, "step, rebuilt", "step, borrowed"),
-            "us a step",
-        ),
-        Figure.of(
-            f"{case}: borrowing saves, GPU waited for",
-            difference_us(waited, "step and wait, rebuilt", "step and wait, borrowed"),
-            "us a step",
-        ),
-    ]
+    figures, details = timed(subject, device, rounds)
     memory = owner.memory()
-    details = {
-        case: {
-            "builds": builds.facts("build"),
-            "steps": steps.facts("step, rebuilt"),
-            "waited": waited.facts("step and wait, rebuilt"),
-            "bytes": {
-                "key, device": memory.keys[key].device_bytes,
-                "key, pinned": memory.keys[key].pinned_bytes,
-                "shared, device": memory.shared.device_bytes,
-                "shared, pinned": memory.shared.pinned_bytes,
-                "lists": memory.lists_bytes,
-                "float workspace": memory.float_workspace_bytes,
-            },
-        }
+    details["bytes"] = {
+        "key, device": memory.keys[key].device_bytes,
+        "key, pinned": memory.keys[key].pinned_bytes,
+        "shared, device": memory.shared.device_bytes,
+        "shared, pinned": memory.shared.pinned_bytes,
+        "lists": memory.lists_bytes,
+        "float workspace": memory.float_workspace_bytes,
     }
-    for pool in (prefill, rebuilt, target):
-        pool.close()
     return figures, details
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__, rounds=301)
-    parser.add_argument("--requests", nargs="+", type=int, default=REQUESTS, metavar="N")
-    parser.add_argument("--kind", nargs="+", choices=tuple(KINDS), default=tuple(KINDS))
-    options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        sys.exit("flashinfer: this benchmark needs a CUDA device; torch finds none")
-    device = device_of("cuda")
-    figures: list[Figure] = []
-    details: dict[str, Any] = {}
-    try:
-        for kind in options.kind:
-            for requests in options.requests:
-                more, facts = measure(kind, requests, device, options.rounds)
-                figures += more
-                details |= facts
-    except ModuleNotFoundError as error:
-        sys.exit(f"flashinfer: {error}")
-    report(options.json, "gpu/flashinfer", figures, details)
+    main_of(__doc__, "gpu/flashinfer", tuple(KINDS), measure, argv)
 
 
 if __name__ == "__main__":

@@ -118,27 +118,36 @@ def test_replays_read_the_new_memory_and_never_the_old(kind, dev, checks):
     assert all(bool((each.view(torch.uint8) == 0xA5).all()) for each in old)
 
 
-def test_nothing_holds_the_old_memory(kind, dev):
-    pool, owner, model = captured(kind, dev)
+@pytest.mark.parametrize("checks", ["fast", "strict"])
+def test_nothing_holds_the_old_memory(kind, dev, checks):
+    """In turn after turn: what is remembered of refreshes, replays, reports and moves, too."""
+    pool, owner, model = captured(kind, dev, checks=checks)
     borrower = pool_of(kind, "draft")
-    share_states(pool, borrower)
-    borrower.capture(KEYS, model.forward)
+    shared = share_states(pool, borrower, view=lambda state: state._replace(slot_mappings=None))
+    borrower.capture(KEYS, lambda key, state: state.attn_metadata["b"].lengths + model.x[0, 0])
     pool.label(**model.named())
-    right(pool, model, KEYS[0], 1)
-    old_cache, new_cache = model.cache, model.cache.clone()
-    moves = owner.move()
-    pool.rebind({**moves, old_cache: new_cache})
-    model.cache = new_cache
-    gone = [weakref.ref(each) for each in (*moves, old_cache)]
-    storages = [each.untyped_storage()._weak_ref() for each in (*moves, old_cache)]
-    del moves, old_cache
-    gc.collect()
-    assert [ref() for ref in gone] == [None] * len(gone)
-    alive = [torch.UntypedStorage._new_with_weak_ptr(each) for each in storages]
-    assert alive == [None] * len(alive)
-    for key in KEYS:
-        assert right(pool, model, key, 2)
-        assert right(pool, model, key, 2, borrower)
+    bound = pool.bind(KEYS[1])
+    for turn in range(4):
+        moves = owner.move()
+        for name in ("x", "cache", "weight", "out"):
+            old = getattr(model, name)
+            moves[old] = old.clone()
+            setattr(model, name, moves[old])
+        pool.rebind(moves)
+        gone = [weakref.ref(each) for each in moves]
+        storages = [each.untyped_storage()._weak_ref() for each in moves]
+        del moves, old
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * len(gone), turn
+        alive = [torch.UntypedStorage._new_with_weak_ptr(each) for each in storages]
+        assert alive == [None] * len(alive), turn
+        shared.prove()
+        pool.provenance(KEYS[0])
+        for batch in (1, 2, 3):  # what is remembered of an owner's builds is after the second
+            for key in KEYS:
+                assert right(pool, model, key, batch)
+                borrower.replay(key)
+        bound.replay()
 
 
 def test_the_state_is_stale_until_its_owner_builds_in_the_new_memory(kind, dev):

@@ -277,7 +277,7 @@ def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
 
 
 def test_what_moved_together_once_moves_again_as_it_did():
-    """Between two places, and then only in part: what is kept of a move is that of the same words."""
+    """Between two places, and in part: what is kept of a move is that of the same words."""
     driver = Driver([[BASE, BASE + 16], [BASE + 16], [BASE]])
     index = read(driver)
     there = {BASE: BASE + 512, BASE + 16: BASE + 256}  # the order by address is the other one

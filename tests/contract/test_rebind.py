@@ -124,7 +124,12 @@ def test_nothing_holds_the_old_memory(kind, dev, checks):
     pool, owner, model = captured(kind, dev, checks=checks)
     borrower = pool_of(kind, "draft")
     shared = share_states(pool, borrower, view=lambda state: state._replace(slot_mappings=None))
-    borrower.capture(KEYS, lambda key, state: state.attn_metadata["b"].lengths + model.x[0, 0])
+
+    def narrow(key, state):
+        lengths, table = state.attn_metadata["b"]
+        return lengths + table.sum(1) + model.x[0, 0]
+
+    borrower.capture(KEYS, narrow)
     pool.label(**model.named())
     bound = pool.bind(KEYS[1])
     for turn in range(4):

@@ -152,6 +152,7 @@ def test_nothing_holds_the_old_memory(kind, dev, checks):
             for key in KEYS:
                 assert right(pool, model, key, batch)
                 borrower.replay(key)
+        pool.refresh(KEYS[1], 4)
         bound.replay()
 
 

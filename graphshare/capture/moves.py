@@ -91,6 +91,18 @@ class Moves:
             return None
         return self._runs[found][2]
 
+    def pair_of(self, tensor: torch.Tensor) -> int:
+        """Return the number of the pair in whose old memory a tensor lies that moves.
+
+        Raises:
+            LookupError: It does not move.
+        """
+        with plain_tensors():
+            found = self.pair_at(tensor.data_ptr())
+            return (
+                self.pair_at(tensor.untyped_storage().data_ptr()) or 0 if found is None else found
+            )
+
     def address(self, address: int) -> int:
         """Return where an address is after the moves."""
         pair = self.pair_at(address)

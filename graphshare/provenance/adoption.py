@@ -20,7 +20,8 @@ from graphshare.holdings import Source
 from graphshare.loan import Loan
 from graphshare.memory import MemoryRanges
 from graphshare.provenance.finding import readable_graph
-from graphshare.provenance.rebinding import check_no_capture, outputs_of
+from graphshare.provenance.rebinding import outputs_of
+from graphshare.provenance.refusing import check_no_capture
 from graphshare.state import LayoutChecker, compare, layout_of, walk, with_tensors
 
 __all__ = ["Adoption", "plan_adoption"]

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from graphshare.capture._collection import no_collection
 from graphshare.capture.moves import Moves, SplitError
-from graphshare.capture.patching import Patch
+from graphshare.capture.patching import Patch, Steps
 from graphshare.core import PoolCore
 from graphshare.entry import Entry
-from graphshare.errors import GraphShareError, RebindError
+from graphshare.errors import GraphShareError
 from graphshare.freshness import StateRecord
 from graphshare.memory import MemoryRanges
 from graphshare.provenance.family import Member, family_of
 from graphshare.provenance.finding import readable_graph
 from graphshare.provenance.labels import moved_labels
-from graphshare.refusals import Refusals
+from graphshare.provenance.refusing import (
+    check_bystanders,
+    check_moves,
+    check_no_capture,
+    check_used,
+    check_whole,
+    part_of,
+)
 from graphshare.relocation import Relocation, relocation_of
 from graphshare.state import LayoutChecker, with_tensors
 
@@ -42,6 +52,9 @@ class Rebinding:
     addresses: int
 
 
+_NOT_SET = object()
+
+
 @dataclass(slots=True)
 class _Planned:
     """One graph on other memory, worked out beforehand."""
@@ -49,6 +62,7 @@ class _Planned:
     member: Member
     entry: Entry[Any]
     patch: Patch
+    pairs: AbstractSet[int]
     outputs: Any
     graph_outputs: Any
     view_checker: LayoutChecker | None
@@ -89,7 +103,7 @@ def _rebind(
     unused_ok: bool,
 ) -> Rebinding:
     refuse = first.refuse
-    _check_moves(pools, moves, refuse)
+    check_moves(pools, moves, refuse)
     check_no_capture(first, "rebind")
     family = family_of(pools)
     chosen = _chosen(first, family, keys)
@@ -97,8 +111,8 @@ def _rebind(
     try:
         moved = _moved_states(first, records.values(), moves)
         if keys is not None:
-            _check_whole(first, family, chosen, moved)
-        _check_bystanders(first, family, moves)
+            check_whole(first, family, chosen, moved)
+        check_bystanders(first, family, moves)
         planned = [
             _plan(first, member, entry, moves, moved.get(id(entry.record)))
             for member, entry in chosen
@@ -110,9 +124,10 @@ def _rebind(
             for member in family
         ]
         if not unused_ok:
-            _check_used(first, planned, records.values(), moves)
+            used = {pair for each in planned for pair in each.pairs}
+            check_used(first, used, records.values(), moves)
     except SplitError as error:
-        raise _split(refuse, error) from None
+        raise part_of(refuse, error) from None
     _apply_all(planned)
     # From here on nothing can fail.
     by = (first.name, None)
@@ -122,7 +137,7 @@ def _rebind(
         each.commit(by)
     for each in planned:
         each.entry.outputs = each.outputs
-        if each.entry.graph is not None:
+        if each.entry.graph is not None and each.graph_outputs is not _NOT_SET:
             each.entry.graph.outputs = each.graph_outputs
         if each.view_checker is not None:
             each.entry.view_checker = each.view_checker
@@ -135,36 +150,6 @@ def _rebind(
         sum(each.patch.nodes for each in planned),
         sum(each.patch.words for each in planned),
     )
-
-
-def _check_moves(pools: Sequence[PoolCore[Any]], moves: Moves, refuse: Refusals) -> None:
-    for pool in pools:
-        if pool.closed:
-            raise refuse.closed("rebind", pool=pool.name)
-        if pool.device != pools[0].device:
-            raise refuse.ownership(
-                "rebind across devices",
-                expected=f"pools on {pools[0].device}",
-                got=f"{pool.name} on {pool.device}",
-                remedy="Call rebind for each device",
-            )
-    device = pools[0].device
-    if moves.ranges and moves.ranges.device != device:
-        raise ValueError(
-            f"{refuse.name}: rebind: expected tensors on {device}, got {moves.ranges.device}"
-        )
-    crooked = moves.misaligned() if device.type == "cuda" else []
-    if crooked:
-        old, new = crooked[0]
-        raise refuse.counted(
-            RebindError(
-                f"{refuse.name}: rebind to memory that is less aligned",
-                expected=f"an address aligned as {old.data_ptr():#x} is, to at most 256 bytes",
-                got=f"{new.data_ptr():#x}",
-                consequence="Kernels were chosen for the alignment at capture",
-                remedy="Allocate the new tensor by itself: torch.empty_like(old)",
-            )
-        )
 
 
 def _chosen(
@@ -192,73 +177,43 @@ def _moved_states(
         try:
             moved = relocation_of(record, moves)
         except SplitError as error:
-            raise _split(pool.refuse, error, record) from None
+            raise part_of(pool.refuse, error, record) from None
         if moved is not None:
             found[id(record)] = moved
     return found
-
-
-def _check_whole(
-    pool: PoolCore[Any],
-    family: Sequence[Member],
-    chosen: Sequence[tuple[Member, Entry[Any]]],
-    moved: dict[int, Relocation],
-) -> None:
-    """Refuse to move a state under a key that was not named."""
-    named = {id(entry) for _, entry in chosen}
-    for member in family:
-        for entry in member.entries():
-            found = moved.get(id(entry.record))
-            if found is not None and found.states and id(entry) not in named:
-                raise pool.refuse.counted(
-                    RebindError(
-                        f"{pool.name}: rebind of some of the keys that share a state",
-                        expected="all keys on one state",
-                        got=f"all but {entry.key!r}",
-                        key=entry.key,
-                        consequence="The owner builds one state for them",
-                        remedy="Name this key too, or rebind all keys",
-                        keys=(entry.key,),
-                    )
-                )
-
-
-def _check_bystanders(pool: PoolCore[Any], family: Sequence[Member], moves: Moves) -> None:
-    """Refuse where a pool that is not asked has its state in memory that moves."""
-    ours = {id(record) for member in family for record in member.holdings.records()}
-    for record in pool.ledger.records():
-        if id(record) in ours or not record.leases or not record.reads.overlaps(moves.ranges):
-            continue
-        raise pool.refuse.counted(
-            RebindError(
-                f"{pool.name}: rebind of memory that {record.pool_name} reads too",
-                expected="every pool that reads it",
-                got=f"none of {record.pool_name}",
-                key=record.key,
-                consequence=f"The graphs of {record.pool_name} would go on reading the old memory",
-                remedy=f"Name it: {pool.name}.rebind(..., also=[{record.pool_name}])",
-                keys=tuple(record.keys),
-            )
-        )
 
 
 def _plan(
     pool: PoolCore[Any], member: Member, entry: Entry[Any], moves: Moves, moved: Relocation | None
 ) -> _Planned:
     refuse = member.holdings.refuse
+    pairs: set[int] = set()
+
+    def replaced(tensor: torch.Tensor) -> torch.Tensor | None:
+        other = moves.tensor(tensor)
+        if other is not None:
+            pairs.add(moves.pair_of(tensor))
+        return other
+
     try:
-        graph = readable_graph(entry, refuse, "rebind")
-        patch = graph.patch(moves)
-        outputs = with_tensors(entry.outputs, moves.tensor)
-        graph_outputs = outputs_of(graph, entry, outputs, moves)
+        outputs = with_tensors(entry.outputs, replaced)
+        try:
+            graph = readable_graph(entry, refuse, "rebind")
+            patch = graph.patch(moves)
+            graph_outputs = outputs_of(graph, entry, outputs, moves)
+        except (GraphShareError, SplitError, TypeError):
+            if not entry.lease.ended:
+                raise
+            # Nobody may replay it. It is changed only so as not to keep the old memory alive.
+            patch, graph_outputs = Steps((), frozenset()), _NOT_SET
     except SplitError as error:
-        raise _split(pool.refuse, error, entry.record, entry.key) from None
+        raise part_of(pool.refuse, error, entry.record, entry.key) from None
     except GraphShareError as error:
         raise refuse.of(error, entry.key) from error
     checker = None
     if entry.view_checker is not None and moved is not None and moved.states is not None:
         checker = entry.view_checker.moved(moves.address)
-    return _Planned(member, entry, patch, outputs, graph_outputs, checker)
+    return _Planned(member, entry, patch, pairs.union(patch.pairs), outputs, graph_outputs, checker)
 
 
 def outputs_of(graph: Any, entry: Entry[Any], outputs: Any, moves: Moves) -> Any:
@@ -276,19 +231,6 @@ def outputs_of(graph: Any, entry: Entry[Any], outputs: Any, moves: Moves) -> Any
             f"{type(graph).__name__} (key {entry.key}). Moved outputs have to be put there."
         ) from error
     return outputs if held is entry.outputs else with_tensors(held, moves.tensor)
-
-
-def check_no_capture(pool: PoolCore[Any], doing: str) -> None:
-    """Refuse while a capture is under way on the device: it holds graphs that no pool has yet.
-
-    Raises:
-        RuntimeError: One is.
-    """
-    if pool.ledger.captures_under_way:
-        raise RuntimeError(
-            f"{pool.name}: {doing} during a capture of {pool.ledger.captures_under_way[0]}. Graphs "
-            "that are being captured would stay on the old memory. Do it before or after"
-        )
 
 
 def _redeclared(
@@ -312,36 +254,6 @@ def _redeclared(
     return found
 
 
-def _check_used(
-    pool: PoolCore[Any],
-    planned: Sequence[_Planned],
-    records: Iterable[StateRecord],
-    moves: Moves,
-) -> None:
-    used = {pair for each in planned for pair in each.patch.pairs}
-    unused = [number for number in range(len(moves.pairs)) if number not in used]
-    states = [
-        ranges
-        for record in (records if unused else ())
-        for ranges in (record.leaves, *record.declared().values())
-    ]
-    for number in unused:
-        old, bytes_of_it = moves.pairs[number][0], moves.bytes_of(number)
-        if any(bytes_of_it.overlaps(each) for each in states):
-            continue
-        raise pool.refuse.counted(
-            RebindError(
-                f"{pool.name}: rebind of a tensor that nothing reads",
-                expected="the tensor at the address that the graphs hold",
-                got=f"{tuple(old.shape)} {old.dtype} at {old.data_ptr():#x}, in no graph and "
-                "no state",
-                consequence="The graphs may go on reading other memory that it was taken for",
-                remedy="Pass the very tensor that was captured; see pool.provenance(key), or pass "
-                "unused_ok=True",
-            )
-        )
-
-
 def _apply_all(planned: Sequence[_Planned]) -> None:
     with contextlib.ExitStack() as undo:
         for each in planned:
@@ -351,23 +263,3 @@ def _apply_all(planned: Sequence[_Planned]) -> None:
                 raise each.member.holdings.refuse.of(error, each.entry.key) from error
             undo.callback(each.patch.revert)
         undo.pop_all()
-
-
-def _split(
-    refuse: Refusals,
-    error: SplitError,
-    record: StateRecord | None = None,
-    key: Hashable = None,
-) -> RebindError:
-    whose = "" if record is None else f" of {record.pool_name}"
-    return refuse.counted(
-        RebindError(
-            f"{refuse.name}: rebind of a part of a tensor{whose}",
-            expected="old tensors that hold each of the captured ones whole",
-            got=str(error),
-            key=key if record is None or key is not None else record.key,
-            consequence="A graph would read on into memory that is not its own",
-            remedy="Pass the whole buffer, not a view of it",
-            keys=() if record is None else tuple(record.keys),
-        )
-    )

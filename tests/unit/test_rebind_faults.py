@@ -389,7 +389,40 @@ def test_a_consumer_whose_loan_was_closed_moves_along() -> None:
     with pytest.raises(ReleasedStateError):
         draft.replay(K8)
     draft.release()
-    assert {name for name, _ in target.rebind(owner.move()).graphs} == {"target"}
+    target.rebind(owner.move())
+
+
+@pytest.mark.parametrize("ended", ["loan closed", "lender released"])
+def test_a_graph_that_nobody_may_replay_stands_not_in_the_way(ended: str) -> None:
+    """One that cannot be read: only those that can be replayed must be changed."""
+    owner = Owner()
+    target, draft = pool_of(owner, live_keys=2), pool_of(name="draft")
+    shared = share_states(target, draft)
+    target.capture([K8, K4], forward)
+    with draft.capturing([K8]) as capturing:
+        capturing.state(K8, Phase.WARMUP)
+        capturing.state(K8, Phase.CAPTURE)
+        capturing.commit(K8, lambda: None, None)
+    with pytest.raises(ProvenanceError):
+        target.rebind({owner.seq_lens: torch.zeros_like(owner.seq_lens)})
+    if ended == "loan closed":
+        shared.close()
+    else:
+        target.release(K8)
+    for asked in (target, draft) if ended == "lender released" else (target,):
+        asked.rebind(owner.move(), also=[target, draft])
+    target.refresh(K4, 2)
+    assert torch.equal(target.replay(K4), CACHE[:4] / 2)
+
+
+def test_an_output_that_no_operator_touches_is_used() -> None:
+    kept = torch.ones(4)
+    pool = pool_of(Owner())
+    pool.capture([K8], lambda key, state: (forward(key, state), kept))
+    new = torch.zeros(4)
+    pool.rebind({kept: new})
+    pool.refresh(K8, 1)
+    assert pool.replay(K8)[1].data_ptr() == new.data_ptr()
 
 
 def test_names_stay_where_keys_stay() -> None:

@@ -340,7 +340,7 @@ class StateRecord:
             self.begin(by, key)  # what it wrote may be more than what was known before
         self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True
-        self.ledger.live[self.serial] = self.ref
+        self.ledger.enter(self)
         return state
 
     def abandon(self) -> None:
@@ -365,16 +365,23 @@ class StateRecord:
             if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
 
-    def spare(self, spared: set[int]) -> None:
-        """Remember, just after :meth:`overwrite`, whom a build for that key leaves alone.
+    def overwrite_new(self, by: Writer, key: Hashable, spared: set[int]) -> None:
+        """As :meth:`overwrite`, where nobody is to be looked at again.
 
         Args:
-            spared: Numbers of states; emptied as soon as one of them may no longer be right.
+            by: As in :meth:`overwrite`.
+            key: As in :meth:`overwrite`.
+            spared: Numbers of states that such a build is known to leave alone; new ones are
+                added. It is emptied as soon as one of them may no longer be right.
         """
+        ledger = self.ledger
+        if spared.issuperset(ledger.live):
+            return
+        self.overwrite(by, key)
         if not spared:
-            self.ledger.remember(spared)
+            ledger.remember(spared)
         spared.add(self.serial)
-        spared.update(record.serial for record in self.ledger.others(self))
+        spared.update(record.serial for record in ledger.others(self))
 
     def strayed(self, state: Any, by: Writer, device: torch.device) -> None:
         """A build returned memory that its graphs do not read, and wrote there as well (rule 2).
@@ -396,7 +403,7 @@ class StateRecord:
         """The build for a batch returned what the graphs can read (rule 1); leases come on top."""
         self.intact = True
         self.why = None
-        self.ledger.live[self.serial] = self.ref
+        self.ledger.enter(self)
 
     def spoil(self, why: Why, *, first: bool = False) -> None:
         """Make it stale for every pool; ``first`` as in :meth:`Lease.stop`."""
@@ -425,14 +432,21 @@ class Ledger:
 
     Attributes:
         live: By number, weakly.
+        arrivals: Goes up when a build may have to make stale what it had not to before.
         captures_under_way: Names of the pools of the device that are capturing.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, weakref.ref[StateRecord]] = {}
+        self.arrivals = 0
         self.captures_under_way: list[str] = []
         self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
         self._remembered: list[set[int]] = []
+
+    def enter(self, record: StateRecord) -> None:
+        """The memory of a state holds what was built for it."""
+        self.live[record.serial] = record.ref
+        self.arrivals += 1
 
     def remember(self, spared: set[int]) -> None:
         """Empty this set when any build may write, or any state lies, elsewhere than now."""
@@ -443,6 +457,7 @@ class Ledger:
         for spared in self._remembered:
             spared.clear()
         self._remembered.clear()
+        self.arrivals += 1
 
     def others(self, record: StateRecord) -> list[StateRecord]:
         """The records that are intact, without ``record``."""

@@ -106,47 +106,50 @@ def prepare_refresh(
         latest: The pool's states that were refreshed last.
         device: Of the pool.
     """
-    record, key, lease = entry.record, entry.key, entry.lease
-    owner, serial, live = record.book.owner, record.serial, record.ledger.live
+    record, key, lease, ledger = entry.record, entry.key, entry.lease, entry.record.ledger
+    owner, serial = record.book.owner, record.serial
     by, replay = (refuse.name, key), Phase.REPLAY
     clock, limit = lease.clock, lease.limit
     spared: set[int] = set()
+    arrivals = -1
     watch = record.watches[key] = Watch()
 
     def refresh(batch: Any) -> None:
-        order = record.order
-        if order is not None:
-            order.before_build()
-        if not spared.issuperset(live):
-            record.overwrite(by, key)
-            record.spare(spared)
+        nonlocal arrivals
+        if record.order is not None:
+            record.order.before_build()
+        if ledger.arrivals != arrivals:
+            record.overwrite_new(by, key, spared)
+            arrivals = ledger.arrivals
         try:
             state = owner.build(key, batch, replay)
         except BaseException as error:
             record.spoil(Why(Staleness.BUILD_FAILED, by))
             name_build(error, refuse.name, key, replay)
             raise
-        if state is not watch.state or order is not None or not watch.unmoved():
+        if state is not watch.state or record.order is not None or not watch.unmoved():
             checker = record.checker
             if record.wants_check and checker is not None:
                 if not checker.matches(state):
                     _look_closely(record, key, state, by, refuse, tally, device)
                 if watch.chances:
                     watch.learn(state, checker)
+            if record.order is not None:
+                record.order.after_build()
         record.state = state
-        if order is not None:
-            order.after_build()
         if record.why is not None:
             record.revive()
-        spent = limit - lease.left
-        if spent:
-            lease.granted += spent
+        # As `Lease.grant`, without the call.
+        if lease.left != limit:
+            lease.granted += limit - lease.left
             lease.left = limit
-        if lease.why is not None:
-            lease.why = None
+        lease.why = None
         clock.latest = serial
         for borrower in record.borrowers:
-            borrower.grant(serial)
+            if borrower.left != borrower.limit or borrower.why is not None:
+                borrower.grant(serial)
+            else:
+                borrower.clock.latest = serial
         tally.refreshes += 1
         if latest.newest is not record:
             latest.supersede(record, by)

@@ -92,7 +92,7 @@ MUTATIONS = (
         "watch-under-strict",
         'checks="strict" takes every state apart',
         "refreshing.py",
-        "if state is not watch.state or order is not None or not watch.unmoved():",
+        "if state is not watch.state or record.order is not None or not watch.unmoved():",
         "if state is not watch.state or not watch.unmoved():",
         (f"{_FILE}::test_strict_takes_every_state_apart",),
     ),
@@ -100,8 +100,8 @@ MUTATIONS = (
         "watch-another-object",
         "an object that is not the watched one is taken apart",
         "refreshing.py",
-        "if state is not watch.state or order is not None or not watch.unmoved():",
-        "if order is not None or not watch.unmoved():",
+        "if state is not watch.state or record.order is not None or not watch.unmoved():",
+        "if record.order is not None or not watch.unmoved():",
         (f"{_FILE}::test_another_object_is_taken_apart_and_learned_again",),
     ),
     Mutation(
@@ -152,19 +152,18 @@ MUTATIONS = (
     Mutation(
         "spares-whom-it-overwrites",
         "a state that a build writes over is made stale at each build",
-        "refreshing.py",
-        "            record.overwrite(by, key)\n            record.spare(spared)\n",
-        "            record.spare(spared)\n            record.overwrite(by, key)\n",
-        (
-            "tests/contract/incidents/test_incident_stale_contents.py::test_two_plans_in_one_workspace",
-        ),
+        "freshness.py",
+        "        self.overwrite(by, key)\n        if not spared:\n",
+        "        spared.update(record.serial for record in ledger.others(self))\n"
+        "        self.overwrite(by, key)\n        if not spared:\n",
+        (f"{_FILE}::test_another_owner_that_comes_into_the_memory_later",),
     ),
     Mutation(
         "spares-newcomers",
         "a state that was not there before is looked at",
-        "refreshing.py",
-        "        if not spared.issuperset(live):\n",
-        "        if not spared:\n",
+        "freshness.py",
+        "        if spared.issuperset(ledger.live):\n",
+        "        if spared:\n",
         (f"{_FILE}::test_another_owner_that_comes_into_the_memory_later",),
     ),
     Mutation(
@@ -194,6 +193,22 @@ MUTATIONS = (
             f"{_FILE}::test_a_state_that_is_built_elsewhere_before_its_capture",
             f"{_FILE}::test_a_key_more_of_an_owner_that_may_write_all",
         ),
+    ),
+    Mutation(
+        "spares-whoever-enters",
+        "a state that became fresh since is looked at",
+        "freshness.py",
+        "        self.live[record.serial] = record.ref\n        self.arrivals += 1\n",
+        "        self.live[record.serial] = record.ref\n",
+        (f"{_FILE}::test_another_owner_that_comes_into_the_memory_later",),
+    ),
+    Mutation(
+        "spares-what-was-forgotten",
+        "what was forgotten is looked at again, also where nobody became fresh since",
+        "freshness.py",
+        "        self._remembered.clear()\n        self.arrivals += 1\n",
+        "        self._remembered.clear()\n",
+        (f"{_FILE}::test_what_an_owner_declares_is_moved",),
     ),
     # The rest of a refresh.
     Mutation(

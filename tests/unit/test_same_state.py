@@ -507,11 +507,12 @@ def test_an_owner_that_writes_more_than_it_did() -> None:
 def test_what_an_owner_declares_is_moved() -> None:
     pool, neighbour = captured(Apart(), [BIG]), Owner()
     other = captured(neighbour, [BIG], name="other")
+    for _ in range(3):  # until nobody enters any more
+        other.refresh(BIG, 1)
+        pool.refresh(BIG, 1)
+        other.replay(BIG)
     other.refresh(BIG, 1)
-    pool.refresh(BIG, 1)
-    other.replay(BIG)
     pool.holdings.entries[BIG].record.redeclare({BIG: MemoryRanges.of([neighbour.buffer])})
-    other.refresh(BIG, 1)
     pool.refresh(BIG, 1)
     assert stale_by_overwriting(other, BIG)
 

@@ -22,6 +22,7 @@ from graphshare.errors import CaptureError
 from graphshare.lease import NEVER, Lease, Staleness, Why, Writer
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase, declared_tensors, name_build
+from graphshare.reach import Reach
 from graphshare.state import LayoutChecker, tensors_by_use
 from graphshare.statistics import Tally
 from graphshare.watch import Watch
@@ -365,24 +366,6 @@ class StateRecord:
             if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)
 
-    def overwrite_new(self, by: Writer, key: Hashable, spared: set[int]) -> None:
-        """As :meth:`overwrite`, where nobody is to be looked at again.
-
-        Args:
-            by: As in :meth:`overwrite`.
-            key: As in :meth:`overwrite`.
-            spared: Numbers of states that such a build is known to leave alone; new ones are
-                added. It is emptied as soon as one of them may no longer be right.
-        """
-        ledger = self.ledger
-        if spared.issuperset(ledger.live):
-            return
-        self.overwrite(by, key)
-        if not spared:
-            ledger.remember(spared)
-        spared.add(self.serial)
-        spared.update(record.serial for record in ledger.others(self))
-
     def strayed(self, state: Any, by: Writer, device: torch.device) -> None:
         """A build returned memory that its graphs do not read, and wrote there as well (rule 2).
 
@@ -403,7 +386,9 @@ class StateRecord:
         """The build for a batch returned what the graphs can read (rule 1); leases come on top."""
         self.intact = True
         self.why = None
-        self.ledger.enter(self)
+        ledger = self.ledger  # as `Ledger.enter`, without the call
+        ledger.live[self.serial] = self.ref
+        ledger.arrivals += 1
 
     def spoil(self, why: Why, *, first: bool = False) -> None:
         """Make it stale for every pool; ``first`` as in :meth:`Lease.stop`."""
@@ -441,21 +426,21 @@ class Ledger:
         self.arrivals = 0
         self.captures_under_way: list[str] = []
         self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
-        self._remembered: list[set[int]] = []
+        self._remembered: list[Reach] = []
 
     def enter(self, record: StateRecord) -> None:
         """The memory of a state holds what was built for it."""
         self.live[record.serial] = record.ref
         self.arrivals += 1
 
-    def remember(self, spared: set[int]) -> None:
-        """Empty this set when any build may write, or any state lies, elsewhere than now."""
-        self._remembered.append(spared)
+    def remember(self, reach: Reach) -> None:
+        """Clear it when any build may write more, or any state lies elsewhere than now."""
+        self._remembered.append(reach)
 
     def forget(self) -> None:
-        """A build may write, or a state lies, elsewhere than it did."""
-        for spared in self._remembered:
-            spared.clear()
+        """A build may write more, or a state lies elsewhere than it did."""
+        for reach in self._remembered:
+            reach.clear()
         self._remembered.clear()
         self.arrivals += 1
 

@@ -128,13 +128,18 @@ class Lease:
             why: The cause.
             first: Keep an earlier cause, if there is one: who wrote over it first tells more.
         """
-        if self.ended or not (self.checked or why.rule is Staleness.RELEASED):
+        if not self.checked and why.rule is not Staleness.RELEASED:
             return
-        self._avoided = self.builds_avoided
+        before = self.why
+        if before is None:
+            if self.left != self.limit:
+                self._avoided += self.borrowed
+        elif before.rule is Staleness.RELEASED:
+            return
         # Counting here keeps every counter but `left` off the replay path.
         self.granted -= self.left
         self.left = 0
-        if self.why is None or not first:
+        if before is None or not first:
             self.why = why
 
     @property

@@ -15,6 +15,7 @@ from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
 from graphshare.lease import Staleness, Why, Writer
 from graphshare.owner import Phase, name_build
+from graphshare.reach import Reach
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutDifference
 from graphshare.statistics import Tally
@@ -42,7 +43,7 @@ class LiveStates:
 
     def supersede(self, record: StateRecord, by: Writer) -> None:
         """``record`` was refreshed: the oldest go, where there are too many."""
-        fresh = [each for each in self._records if each is not record and each.fresh]
+        fresh = [each for each in self._records if each is not record and each.why is None]
         while len(fresh) >= self._limit:
             fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, by), first=True)
         fresh.append(record)
@@ -110,7 +111,7 @@ def prepare_refresh(
     owner, serial = record.book.owner, record.serial
     by, replay = (refuse.name, key), Phase.REPLAY
     clock, limit = lease.clock, lease.limit
-    spared: set[int] = set()
+    reach, overwritten = Reach(), Why(Staleness.OVERWRITTEN, by)
     arrivals = -1
     watch = record.watches[key] = Watch()
 
@@ -119,7 +120,7 @@ def prepare_refresh(
         if record.order is not None:
             record.order.before_build()
         if ledger.arrivals != arrivals:
-            record.overwrite_new(by, key, spared)
+            reach.overwrite(record, key, overwritten)
             arrivals = ledger.arrivals
         try:
             state = owner.build(key, batch, replay)

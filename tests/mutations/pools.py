@@ -147,8 +147,8 @@ MUTATIONS = (
         "released-states-revive",
         "nothing revives what was released",
         "lease.py",
-        "if self.ended or not (",
-        "if not (",
+        "        elif before.rule is Staleness.RELEASED:\n            return\n",
+        "",
         ("tests/unit/test_sharing.py::test_nothing_revives_what_was_released",),
     ),
     Mutation(
@@ -242,7 +242,7 @@ MUTATIONS = (
         "replays are counted exactly",
         "lease.py",
         "return self.granted - self.left",
-        "return self.granted",
+        "return self.left",
         ("tests/unit/test_pool.py::test_statistics_are_a_frozen_snapshot",),
     ),
     Mutation(
@@ -257,17 +257,17 @@ MUTATIONS = (
         "builds-avoided-by-replay",
         "a refresh saves a borrower one build, however often it replays",
         "lease.py",
-        "self._avoided += self.borrowed",
-        "self._avoided += done * self.borrowed",
+        "            if self.why is None:\n                self._avoided += self.borrowed",
+        "            if self.why is None:\n                self._avoided += spent * self.borrowed",
         ("tests/unit/test_pool.py::test_builds_avoided_are_refreshes_that_a_borrower_used",),
     ),
     Mutation(
         "owners-avoid-builds",
         "only a borrower avoids builds",
         "lease.py",
-        "self._avoided += self.borrowed",
-        "self._avoided += 1",
-        ("tests/unit/test_pool.py::test_builds_avoided_are_refreshes_that_a_borrower_used",),
+        "(self.borrowed and used)",
+        "used",
+        ("tests/unit/test_same_state.py::test_borrowers_that_come_later_are_granted",),
     ),
     Mutation(
         "failed-refreshes-counted",
@@ -275,7 +275,9 @@ MUTATIONS = (
         "refreshing.py",
         "    tally.refused += 1\n",
         "    tally.refreshes += 1\n",
-        ("tests/unit/test_pool_capture.py::test_a_failing_refresh_leaves_nothing_fresh",),
+        (
+            "tests/unit/test_same_state.py::test_a_build_that_is_right_after_a_second_look_counts_once",
+        ),
     ),
     Mutation(
         "refusals-not-counted",

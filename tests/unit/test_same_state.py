@@ -433,6 +433,8 @@ def test_borrowers_that_come_later_are_granted() -> None:
         draft.capture([BIG], nothing)
         pool.refresh(BIG, 1)
         draft.replay(BIG)
+    pool.replay(BIG)
+    assert pool.statistics().builds_avoided == 0
     drafts[0].close()
     pool.refresh(BIG, 1)
     drafts[1].replay(BIG)
@@ -542,6 +544,44 @@ def test_a_key_more_of_an_owner_that_may_write_all() -> None:
         assert stale_by_overwriting(other, BIG)
 
 
+def test_a_key_less_of_an_owner_that_may_write_all() -> None:
+    class Wide(Owner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.buffers = {BIG: torch.zeros(8), SMALL: torch.zeros(8)}
+
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            self.buffer = self.buffers[key]
+            return super().build(key, batch, phase)
+
+    owner = Wide()
+    pool = captured(owner, [BIG, SMALL])
+    other = captured(on(owner.buffers[SMALL]), [BIG], name="other")
+    other.refresh(BIG, 1)
+    pool.refresh(BIG, 1)
+    assert stale_by_overwriting(other, BIG)
+    pool.release(SMALL)
+    other.refresh(BIG, 1)
+    pool.refresh(BIG, 1)
+    other.replay(BIG)
+
+
+def test_a_state_that_moves_away() -> None:
+    """One that lies in another owner's memory, and elsewhere before its capture."""
+    memory = torch.zeros(8)
+    first = captured(on(memory), [BIG])
+    owner = on(memory)
+    second = GraphPool("second", owner=owner, device="cpu")
+    with second.capturing([BIG]) as loop:
+        loop.state(BIG, Phase.WARMUP)
+        first.refresh(BIG, 1)
+        owner.buffer = torch.zeros(8)
+        loop.state(BIG, Phase.WARMUP)
+        loop.state(BIG, Phase.CAPTURE)
+        first.refresh(BIG, 1)
+        loop.commit(BIG, functools.partial(memory.add_, 0))
+
+
 def test_a_state_that_is_built_elsewhere_before_its_capture() -> None:
     """A commit on a state that somebody wrote over since is refused, however it came there."""
     memory = torch.zeros(8)
@@ -556,6 +596,23 @@ def test_a_state_that_is_built_elsewhere_before_its_capture() -> None:
         loop.state(BIG, Phase.WARMUP)
         loop.state(BIG, Phase.CAPTURE)
         first.refresh(BIG, 1)
+        with pytest.raises(CaptureError):
+            loop.commit(BIG, launch)
+        loop.state(BIG, Phase.CAPTURE)
+        loop.commit(BIG, launch)
+
+
+def test_a_lenders_state_between_its_build_and_the_borrowers_commit() -> None:
+    memory = torch.zeros(8)
+    lender, draft = captured(on(memory), [BIG], name="lender"), borrower()
+    share_states(lender, draft)
+    other = captured(on(memory), [BIG])
+    for _ in range(3):
+        other.refresh(BIG, 1)
+    launch = functools.partial(memory.add_, 0)
+    with draft.capturing([BIG]) as loop:
+        loop.state(BIG, Phase.CAPTURE)
+        other.refresh(BIG, 1)
         with pytest.raises(CaptureError):
             loop.commit(BIG, launch)
         loop.state(BIG, Phase.CAPTURE)

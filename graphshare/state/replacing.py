@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from graphshare.state.nest import Kind, children, shape_of
+from graphshare.state.nest import MISSING, Kind, attributes_of, iterate_of, shape_of, slot_of
 
 __all__ = ["with_tensors"]
 
@@ -148,11 +148,25 @@ def _is_set_of_tensors(value: Any) -> bool:
 
 
 def _within(value: Any) -> list[Any]:
-    if type(value) is dict:  # of layers, often: without a step for each
+    """Return what is one step down, as ``children`` does, without the steps."""
+    cls = type(value)
+    if cls is dict:  # of layers, often
         return list(value.values())
-    if isinstance(value, (set, frozenset)):
+    if cls in (set, frozenset):
         return list(value)
-    return [item for _, item in children(value) or ()]
+    shape = shape_of(cls)
+    found: list[Any] = []
+    if shape.kind is Kind.SEQUENCE:
+        found.extend(iterate_of(cls)(value))
+    elif shape.kind is Kind.MAPPING:
+        found.extend(dict.values(value) if isinstance(value, dict) else value.values())
+    if shape.has_dict:
+        found.extend(attributes_of(value).values())
+    for _, member in shape.slots:
+        item = slot_of(member, value)
+        if item is not MISSING:
+            found.append(item)
+    return found
 
 
 def _blank(value: Any) -> Any:

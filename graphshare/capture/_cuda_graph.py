@@ -60,7 +60,7 @@ class GraphNodes:
             with torch.cuda.device(device):
                 self._maps: TensorMaps = tensor_maps(device.index)
                 own = known.pool(graph.pool())
-                self._own = MemoryRanges.merged(own, device)
+                self._own = MemoryRanges.merged(own.pairs, device)
                 self._index = GraphIndex(self._driver, raw, self._maps, known, own)
         except DriverError as error:
             raise ProvenanceError(

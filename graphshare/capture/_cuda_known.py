@@ -12,7 +12,36 @@ from graphshare.capture._cuda_params import FunctionLayout
 from graphshare.capture._graph_driver import GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
-__all__ = ["KnownMemory", "runs_of", "within"]
+__all__ = ["KnownMemory", "Pairs"]
+
+
+class Pairs:
+    """Memory from a start to an end, many times over, to be searched for many addresses.
+
+    Args:
+        pairs: Start and end of each; they do not overlap.
+
+    Attributes:
+        pairs: The same, in ascending order.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        self.pairs = sorted(pairs)
+        # The first, which is empty, is for numbers below all others.
+        starts, ends = zip((-1, -1), *self.pairs, strict=True)
+        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
+        self._ends = torch.tensor(ends, dtype=torch.int64, device="cpu")
+
+    def hold(self, values: torch.Tensor) -> torch.Tensor:
+        """Say which numbers lie there.
+
+        Args:
+            values: ``[n]``, int64, on the host; none is negative.
+
+        Returns:
+            ``[n]``, bool.
+        """
+        return values < self._ends[torch.searchsorted(self._starts, values, right=True) - 1]
 
 
 class KnownMemory:
@@ -31,14 +60,19 @@ class KnownMemory:
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans = tuple(sorted(spans))
-        self._runs = runs_of((each.start, each.end) for each in self.spans)
+        self._all = Pairs((each.start, each.end) for each in self.spans)
+        self._pools: dict[tuple[int, ...], Pairs] = {}
         self._layouts: dict[int, FunctionLayout] = {}
         self._asked: dict[int, bool] = {}
 
-    def pool(self, pool_id: Any) -> list[tuple[int, int]]:
-        """Return start and end of what belonged to a memory pool of PyTorch's."""
-        wanted = tuple(pool_id)
-        return [(each.start, each.end) for each in self.spans if each.pool_id == wanted]
+    def pool(self, pool_id: Any) -> Pairs:
+        """Return what belonged to a memory pool of PyTorch's; the same object each time."""
+        name = tuple(pool_id)
+        found = self._pools.get(name)
+        if found is None:
+            found = Pairs((each.start, each.end) for each in self.spans if each.pool_id == name)
+            self._pools[name] = found
+        return found
 
     def layout(self, driver: GraphDriver, params: Any, maps: TensorMaps) -> FunctionLayout:
         """Return the layout of a kernel node's function.
@@ -65,7 +99,7 @@ class KnownMemory:
         Returns:
             ``[n]``, bool.
         """
-        found = within(values, self._runs)
+        found = self._all.hold(values)
         addresses: list[int] = []
         for value in values[~found].unique().tolist():
             known = any(start <= value < start + size for start, size in more)
@@ -79,31 +113,3 @@ class KnownMemory:
         if addresses:
             found |= torch.isin(values, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
         return found
-
-
-Runs = tuple[torch.Tensor, torch.Tensor]
-"""Starts and ends, in ascending order, ``[n]`` each, int64, on the host."""
-
-
-def runs_of(pairs: Iterable[tuple[int, int]]) -> Runs:
-    """Return pairs of a start and an end, which do not overlap, to be searched."""
-    # The first, which is empty, is for numbers below all others.
-    starts, ends = zip((-1, -1), *sorted(pairs), strict=True)
-    return (
-        torch.tensor(starts, dtype=torch.int64, device="cpu"),
-        torch.tensor(ends, dtype=torch.int64, device="cpu"),
-    )
-
-
-def within(values: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """Say which numbers lie in one of some runs.
-
-    Args:
-        values: ``[n]``, int64, on the host; none is negative.
-        runs: Of :func:`runs_of`.
-
-    Returns:
-        ``[n]``, bool.
-    """
-    starts, ends = runs
-    return values < ends[torch.searchsorted(starts, values, right=True) - 1]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from graphshare.capture._cuda_known import KnownMemory, runs_of, within
+from graphshare.capture._cuda_known import KnownMemory, Pairs
 from graphshare.capture._cuda_params import FunctionLayout, KernelParams
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
@@ -104,7 +104,7 @@ class GraphIndex:
         graph: Its handle.
         maps: What tensor maps look like.
         known: What is known of the memory at its capture.
-        fixed: Start and end of the memory that does not move: the graph's own.
+        fixed: The memory that does not move: the graph's own.
 
     Raises:
         DriverError: The driver does not let it be read.
@@ -116,7 +116,7 @@ class GraphIndex:
         graph: Any,
         maps: TensorMaps,
         known: KnownMemory,
-        fixed: Sequence[tuple[int, int]] = (),
+        fixed: Pairs,
     ) -> None:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ class GraphIndex:
                 node.opaque.append(f"a node of the kind {kind!r}")
                 node.sealed = True
 
-    def _find(self, parts: _Parts, fixed: Sequence[tuple[int, int]]) -> dict[int, Group]:
+    def _find(self, parts: _Parts, fixed: Pairs) -> dict[int, Group]:
         """Find the words that may be addresses, and group those that may move by value."""
         words = torch.frombuffer(self._buffer, dtype=torch.int64)
         aligned = torch.frombuffer(bytearray(b"".join(parts.aligned)), dtype=torch.uint8)
@@ -194,7 +194,7 @@ class GraphIndex:
         self._find_maps(
             words, torch.frombuffer(bytearray(b"".join(parts.starts)), dtype=torch.bool), bases
         )
-        moving = ~within(values, runs_of(fixed))
+        moving = ~fixed.hold(values)
         places, values = places[moving], values[moving]
         numbers = torch.searchsorted(bases, places, right=True) - 1
         groups: dict[int, Group] = {}

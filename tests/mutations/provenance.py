@@ -310,7 +310,7 @@ MUTATIONS = (
         "own-memory-is-indexed",
         "the memory that a graph allocated does not move",
         "capture/_cuda_nodes.py",
-        "        moving = ~within(values, runs_of(fixed))\n",
+        "        moving = ~fixed.hold(values)\n",
         "        moving = values == values\n",
         (f"{_INDEX}test_the_graphs_own_memory_is_seen_and_does_not_move",),
     ),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graphshare.capture._cuda_known import KnownMemory
+from graphshare.capture._cuda_known import KnownMemory, Pairs
 from graphshare.capture._cuda_memory import Span
 from graphshare.capture._cuda_nodes import GraphIndex
 from graphshare.capture._cuda_patch import GraphPatch
@@ -149,7 +149,7 @@ class Swaps(Moves):
 
 def read(driver, *, maps=NO_MAPS, spans=(), fixed=()):
     known = KnownMemory(Span(start, end, (0, 0)) for start, end in spans)
-    return GraphIndex(driver, None, maps, known, fixed)
+    return GraphIndex(driver, None, maps, known, Pairs(fixed))
 
 
 def patch_of(index, swaps):
@@ -177,11 +177,11 @@ def test_graphs_that_were_captured_together_ask_once():
     driver = Driver([[BASE, 0x1234_5678_9ABC], [BASE, 0x1234_5678_9ABC]])
     known = KnownMemory()
     for _ in range(2):
-        index = GraphIndex(driver, None, NO_MAPS, known)
+        index = GraphIndex(driver, None, NO_MAPS, known, Pairs())
         assert index.ascending == [BASE]
     assert sorted(driver.asked) == [0x1234_5678_9ABC, BASE]
     assert driver.asked_layouts == 1
-    GraphIndex(driver, None, NO_MAPS, KnownMemory())
+    GraphIndex(driver, None, NO_MAPS, KnownMemory(), Pairs())
     assert len(driver.asked) == 4
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from benchmarks._kernel_steps import Subject, main_of
+from benchmarks._kernel_steps import measure as timed
 from benchmarks._turns import Figure
-from benchmarks.gpu._kernel_steps import Subject, main_of
-from benchmarks.gpu._kernel_steps import measure as timed
 from graphshare import BatchDescriptor
 from graphshare.adapters.flash_attn import (
     AttentionShape,

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from benchmarks._kernel_steps import Subject, main_of
+from benchmarks._kernel_steps import measure as timed
 from benchmarks._turns import Figure
-from benchmarks.gpu._kernel_steps import Subject, main_of
-from benchmarks.gpu._kernel_steps import measure as timed
 from graphshare import BatchDescriptor
 from graphshare.adapters.flashinfer import AttentionShape, FlashInfer, FlashInferOwner
 from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch

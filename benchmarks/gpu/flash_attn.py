@@ -85,7 +85,7 @@ class ByHand:
             host = torch.zeros(shape, dtype=dtype, pin_memory=True)
             return host, torch.zeros(shape, dtype=dtype, device=device)
 
-        self.starts, self.kv_starts = pair(requests + 1), pair(requests + 1)
+        self.starts = pair(requests + 1)
         self.lens, self.table = pair(requests), pair(requests, pages)
         self.slots = pair(requests, dtype=torch.int64)
         self.schedule = torch.zeros(4 * requests + 20, dtype=torch.int32, device=device)
@@ -94,11 +94,10 @@ class ByHand:
     def build(self, batch: PagedBatch) -> None:
         self.copied.synchronize()
         live = batch.num_reqs
-        for (host, device), values in (
-            (self.starts, batch.query_start_loc),
-            (self.lens, batch.seq_lens),
-            (self.slots, batch.slot_mapping),
-        ):
+        copies = [(self.lens, batch.seq_lens), (self.slots, batch.slot_mapping)]
+        if self.planned:  # the other launches, of uniform keys, do not read where requests begin
+            copies.append((self.starts, batch.query_start_loc))
+        for (host, device), values in copies:
             count = values.shape[0]
             host[:count] = values
             host[count:] = values[-1] if host is self.starts[0] else 0
@@ -108,10 +107,6 @@ class ByHand:
         host[:live, :width] = batch.block_table
         host[live:] = 0
         device.copy_(host, non_blocking=True)
-        if not self.planned:
-            host, device = self.kv_starts
-            torch.cumsum(self.lens[0], 0, dtype=torch.int32, out=host[1:])
-            device.copy_(host, non_blocking=True)
         self.copied.record()
         if self.planned:
             plan = self.library.get_scheduler_metadata(

@@ -257,6 +257,21 @@ def test_a_uniform_key_with_rows_beyond_its_requests(num_tokens):
             assert model.error(pool.replay(key), batch) < 1e-5
 
 
+def test_a_state_has_what_its_launches_read():
+    """Those of a uniform key do not read where requests begin, and a refresh need not look."""
+    owner = make_owner("fa2")
+    uniform = BatchDescriptor(12, 4, uniform_query_len=3)
+    rows_beyond = BatchDescriptor(12, 3, uniform_query_len=3)
+    for key, starts in ((uniform, False), (rows_beyond, True), (BatchDescriptor(12, 4), True)):
+        metadata = owner.build(key, None, Phase.CAPTURE).attn_metadata
+        assert (metadata.query_start_loc is not None) is starts
+        assert (metadata.kv_start_loc is not None) is starts
+    model = Model(owner, SHAPES)
+    metadata = owner.build(uniform, None, Phase.CAPTURE).attn_metadata
+    with pytest.raises(ValueError, match="expected 3 rows of each of 4 requests, got 11"):
+        owner.run(model.query[:11], *model.cache, metadata)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_out_is_written_and_returned(kind):
     owner = make_owner(kind)

@@ -176,6 +176,20 @@ def test_running_lengths_rise_to_the_last_and_stay(
     assert batch.max_seq_len == max(step[1])
 
 
+@given(steps())
+def test_without_starts_all_else_is_written(
+    step: tuple[list[int], list[int], list[list[int]]],
+) -> None:
+    batch = PagedBatch.of(*step, CAPACITY.page_size)
+    key = BatchDescriptor(num_tokens=32, num_reqs=8)
+    full, lean = PagedBuffers(CAPACITY, "cpu"), PagedBuffers(CAPACITY, "cpu")
+    expected, views = full.write(key, batch), lean.write(key, batch, starts=False)
+    for name in ("seq_lens", "block_table", "slot_mapping"):
+        assert torch.equal(getattr(views, name), getattr(expected, name)), name
+    assert not views.query_start_loc.any()
+    assert not views.kv_start_loc.any()
+
+
 @pytest.mark.parametrize("key", [BatchDescriptor(33, 8), BatchDescriptor(32, 9)])
 def test_a_key_beyond_the_capacity_is_refused(key: BatchDescriptor) -> None:
     buffers = PagedBuffers(CAPACITY, "cpu")

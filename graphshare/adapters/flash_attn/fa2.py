@@ -32,8 +32,9 @@ class FlashAttention2Metadata:
     """What the launches of one key read; addresses and host values are baked in.
 
     Args:
-        query_start_loc: ``[num_reqs + 1]`` int32: first row of each request, and the rows.
-        kv_start_loc: ``[num_reqs + 1]`` int32: running sum of ``seq_lens``.
+        query_start_loc: ``[num_reqs + 1]`` int32: first row of each request, and the rows. ``None``
+            for uniform keys with no other rows, whose launches do not read it.
+        kv_start_loc: ``[num_reqs + 1]`` int32: running sum of ``seq_lens``; ``None`` likewise.
         seq_lens: ``[num_reqs]`` int32: tokens of each request in the cache, 0 for padding.
         block_table: ``[num_reqs, max_pages]`` int32.
         uniform_query_len: Rows of every request, ``None`` for mixed keys.
@@ -42,8 +43,8 @@ class FlashAttention2Metadata:
             (``csrc/flash_attn/src/flash_fwd_kernel.h`` splits this length), so it is the capacity.
     """
 
-    query_start_loc: torch.Tensor
-    kv_start_loc: torch.Tensor
+    query_start_loc: torch.Tensor | None
+    kv_start_loc: torch.Tensor | None
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     uniform_query_len: int | None
@@ -124,6 +125,9 @@ class FlashAttention2:
 
         Returns:
             Shaped as ``query``. Rows past the batch are zero or, in a mixed key, not written.
+
+        Raises:
+            ValueError: For a query of other rows than the metadata was written for.
         """
         shape = self.shape
         options = {
@@ -144,6 +148,12 @@ class FlashAttention2:
                 num_splits=self._num_splits,
                 **options,
             ).view(query.shape)
+        elif metadata.query_start_loc is None or metadata.kv_start_loc is None:
+            raise ValueError(
+                f"query: expected {query_len} rows of each of {num_reqs} requests, got "
+                f"{query.shape[0]} in all. Rows would be taken for another request's. Give it "
+                "the rows of the key"
+            )
         else:
             # For one row a request the library takes the rows for the requests, and refuses where
             # there are more. A grid for two costs nothing.
@@ -206,12 +216,13 @@ class FlashAttention2Owner(FlashAttention2):
                 f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken "
                 "for another request's. Dispatch the batch, or run it eagerly"
             )
-        views = self._buffers.write(key, batch)
+        starts = query_len is None or key.num_tokens != query_len * self.capacity.num_reqs(key)
+        views = self._buffers.write(key, batch, starts=starts)
         state = self._states.get(key)
         if state is None:
             metadata = FlashAttention2Metadata(
-                query_start_loc=views.query_start_loc,
-                kv_start_loc=views.kv_start_loc,
+                query_start_loc=views.query_start_loc if starts else None,
+                kv_start_loc=views.kv_start_loc if starts else None,
                 seq_lens=views.seq_lens,
                 block_table=views.block_table,
                 uniform_query_len=query_len,

@@ -89,8 +89,13 @@ class PagedBuffers:
         """Return the memory that a write for ``key`` may write: bytes, uint8."""
         return self._memory[: self._region(key).whole]
 
-    def write(self, key: BatchDescriptor, batch: PagedBatch) -> PagedViews:
+    def write(self, key: BatchDescriptor, batch: PagedBatch, *, starts: bool = True) -> PagedViews:
         """Write a batch, padded to ``key``.
+
+        Args:
+            key: The key.
+            batch: The batch.
+            starts: Whether the two running sums are written; without them they are undefined.
 
         Raises:
             ValueError: As ``check`` raises; nothing is written then.
@@ -98,14 +103,14 @@ class PagedBuffers:
         self.capacity.check(key, batch)
         region = self._region(key)
         if not self._stages:
-            self._fill(region.staged[0], batch)
+            self._fill(region.staged[0], batch, starts)
             self._fill_table(region.staged[0].block_table, batch.block_table)
             return region.views
         self._turn = (self._turn + 1) % _STAGES
         stage = self._stages[self._turn]
         stage.wait()
         staged = region.staged[self._turn]
-        self._fill(staged, batch)
+        self._fill(staged, batch, starts)
         table, slots = batch.block_table, batch.slot_mapping
         sent = region.head
         whole = not table.is_cuda and region.whole - sent <= _SENT_WHOLE_BYTES
@@ -125,17 +130,13 @@ class PagedBuffers:
             stage.copied.record(torch.cuda.current_stream(self._memory.device))
         return region.views
 
-    def _fill(self, views: PagedViews, batch: PagedBatch) -> None:
+    def _fill(self, views: PagedViews, batch: PagedBatch, starts: bool) -> None:
         live = batch.num_reqs
-        views.query_start_loc[: live + 1].copy_(batch.query_start_loc)
         views.seq_lens[:live].copy_(batch.seq_lens)
-        sums = views.kv_start_loc
-        sums[0] = 0
-        torch.cumsum(batch.seq_lens, 0, dtype=torch.int32, out=sums[1 : live + 1])
         if live < views.seq_lens.shape[0]:
-            views.query_start_loc[live + 1 :].fill_(batch.num_tokens)
             views.seq_lens[live:].zero_()
-            sums[live + 1 :].copy_(sums[live])
+        if starts:
+            self._fill_starts(views, batch)
         slots = batch.slot_mapping
         used = 0
         if slots is not None and slots.device == views.slot_mapping.device:
@@ -143,6 +144,15 @@ class PagedBuffers:
             views.slot_mapping[:used].copy_(slots)
         if used < views.slot_mapping.shape[0]:
             views.slot_mapping[used:].fill_(self.capacity.scratch_page * self.capacity.page_size)
+
+    def _fill_starts(self, views: PagedViews, batch: PagedBatch) -> None:
+        live, sums = batch.num_reqs, views.kv_start_loc
+        views.query_start_loc[: live + 1].copy_(batch.query_start_loc)
+        sums[0] = 0
+        torch.cumsum(batch.seq_lens, 0, dtype=torch.int32, out=sums[1 : live + 1])
+        if live < views.seq_lens.shape[0]:
+            views.query_start_loc[live + 1 :].fill_(batch.num_tokens)
+            sums[live + 1 :].copy_(sums[live])
 
     def _fill_table(self, view: torch.Tensor, table: torch.Tensor) -> None:
         rows, width = table.shape[0], min(table.shape[1], view.shape[1])

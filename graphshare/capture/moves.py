@@ -75,7 +75,7 @@ class Moves:
         self._moves = moves
         self._runs = runs
         self._starts = [start for start, _, _ in runs]
-        self._storages: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        self._wholes: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._moves)
@@ -157,7 +157,7 @@ class Moves:
                     f"a tensor of {tuple(tensor.shape)} {tensor.dtype} at {start:#x} lies in moved "
                     "memory only in part"
                 )
-        storage, base = self._storage(pair)
+        whole, base = self._whole_of(pair, tensor.dtype)
         there = start + self._moves[pair].by
         offset, rest = divmod(there - base, tensor.element_size())
         if rest:
@@ -165,8 +165,7 @@ class Moves:
                 f"a tensor of {tensor.dtype} at {start:#x} would lie at {there:#x}, which is not "
                 "aligned for it"
             )
-        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        view.set_(storage, offset, tensor.shape, tensor.stride())
+        view = whole.as_strided(tensor.shape, tensor.stride(), offset)
         if tensor.is_neg():  # bits of a view that are no part of its place
             view = torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
         if tensor.is_conj():
@@ -175,12 +174,15 @@ class Moves:
             view = torch.nn.Parameter(view, tensor.requires_grad)
         return view
 
-    def _storage(self, pair: int) -> tuple[torch.UntypedStorage, int]:
-        """Return the storage of a pair's new tensor, and its address."""
-        found = self._storages.get(pair)
+    def _whole_of(self, pair: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """Return all of the storage of a pair's new tensor as one of a dtype, and its address."""
+        found = self._wholes.get((pair, dtype))
         if found is None:
-            storage = self._moves[pair].new.untyped_storage()
-            found = self._storages[pair] = storage, storage.data_ptr()
+            new = self._moves[pair].new
+            storage = new.untyped_storage()
+            whole = torch.empty(0, dtype=dtype, device=new.device)
+            whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),), (1,))
+            found = self._wholes[pair, dtype] = whole, storage.data_ptr()
         return found
 
     def _whole(self, start: int, end: int) -> int | None:
@@ -193,8 +195,7 @@ class Moves:
         pair = self.pair_at(tensor.untyped_storage().data_ptr())
         if pair is None:
             return None
-        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return view.set_(self._storage(pair)[0], 0, tensor.shape, tensor.stride())
+        return self._whole_of(pair, tensor.dtype)[0].as_strided(tensor.shape, tensor.stride(), 0)
 
     def memory(self, ranges: MemoryRanges) -> MemoryRanges:
         """Return where a set of bytes is after the moves."""

@@ -156,29 +156,29 @@ def moved(root: Node, address: Callable[[int], int]) -> Node:
         root: Where to start.
         address: Where an address of the device is then.
     """
-    made: dict[int, Node] = {}
+    made: dict[int, Node] = {}  # by the identity of the node, which the root keeps alive
     stack: list[tuple[BranchNode, BranchNode]] = []
 
     def of(node: Node) -> Node:
-        found = made.get(id(node))
-        if found is not None:
-            return found
+        found = node
         if isinstance(node, BranchNode):
-            found = made[id(node)] = BranchNode(node.cls)
+            found = BranchNode(node.cls)
             stack.append((node, found))
-            return found
-        if isinstance(node, TensorNode) and node.role == "device" and node.address:
+        elif isinstance(node, TensorNode) and node.role == "device" and node.address:
             there = address(node.address)
             if there != node.address:
-                found = made[id(node)] = copy.copy(node)
+                found = copy.copy(node)
                 found.address = there
-                return found
-        return node
+        made[id(node)] = found
+        return found
 
-    result = of(root)
+    result, known = of(root), made.get
     while stack:
         before, after = stack.pop()
-        after.below = {step: of(node) for step, node in before.below.items()}
+        after.below = {
+            step: known(id(node)) or of(node)  # layers often share one
+            for step, node in before.below.items()
+        }
     return result
 
 

@@ -13,6 +13,8 @@ from graphshare.state.nest import MISSING, Kind, attributes_of, iterate_of, shap
 
 __all__ = ["with_tensors"]
 
+_SETS = (set, frozenset)
+
 
 def with_tensors(nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> Any:
     """Return ``nest`` with other tensors in it.
@@ -29,7 +31,55 @@ def with_tensors(nest: Any, replace: Callable[[torch.Tensor], torch.Tensor | Non
     Raises:
         TypeError: A tuple that contains itself holds a replaced tensor.
     """
-    return _Replacing(nest, replace).result
+    try:
+        return _Once(replace).of(nest)
+    except (_CycleError, RecursionError):  # a cycle, or a nest deeper than Python's
+        return _Replacing(nest, replace).result
+
+
+class _CycleError(Exception):
+    """A container leads back to itself."""
+
+
+class _Once:
+    """One visit to each object, from below: what most nests need, at a third of the time."""
+
+    def __init__(self, replace: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._replace = replace
+        # By the identity of the object, which what holds it keeps alive. None while it is visited.
+        self._made: dict[int, Any] = {}
+        self._kinds: dict[type, Kind] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return ``value`` on other tensors; ``value`` itself if it has none of those."""
+        made, name = self._made, id(value)
+        if name in made:
+            result = made[name]
+            if result is None:
+                raise _CycleError
+            return result
+        cls = type(value)
+        kind = self._kinds.get(cls)
+        if kind is None:
+            kind = self._kinds[cls] = _kind_of(cls)
+        if kind is Kind.VALUE:
+            return value
+        if kind is Kind.TENSOR:
+            other = self._replace(value)
+            result = made[name] = value if other is None else other
+            return result
+        made[name] = None
+        changed, known = False, made.get
+        for item in _within(value):
+            there = known(id(item))  # layers often share one object
+            if there is None:
+                there = self.of(item)
+            if there is not item:
+                changed = True
+        result = made[name] = (
+            _copied(value, lambda item: known(id(item), item)) if changed else value
+        )
+        return result
 
 
 class _Replacing:
@@ -52,8 +102,8 @@ class _Replacing:
             value = stack.pop()
             if id(value) in below:
                 continue
-            kind = shape_of(type(value)).kind
-            if kind is Kind.VALUE and not _is_set_of_tensors(value):
+            kind = _kind_of(type(value))
+            if kind is Kind.VALUE:
                 continue
             if kind is Kind.TENSOR:
                 below[id(value)] = value, []
@@ -90,61 +140,68 @@ class _Replacing:
         made = self._made.get(id(value))
         if made is not None:
             return made
-        cls = type(value)
-        shape = shape_of(cls)
-        if isinstance(value, (set, frozenset)):
-            made = self._made[id(value)] = type(value)(map(self._of, value))
-            return made
         if isinstance(value, (tuple, types.MappingProxyType)):
             if id(value) in self._building:
-                raise TypeError(f"state: a {cls.__name__} that contains itself cannot be copied")
+                name = type(value).__name__
+                raise TypeError(f"state: a {name} that contains itself cannot be copied")
             self._building.add(id(value))
-            made = self._frozen(value)
-            self._made[id(value)] = made
-        else:
-            made = _blank(value)
-            self._made[id(value)] = made  # before what is within: it may lead back here
-            self._fill(value, made)
-        if shape.has_dict:
-            attributes = object.__getattribute__(made, "__dict__")
-            for name, item in object.__getattribute__(value, "__dict__").items():
-                attributes[name] = self._of(item)
-        for _, member in shape.slots:
-            try:
-                item = member.__get__(value, cls)
-            except AttributeError:  # unset
-                continue
-            member.__set__(made, self._of(item))
-        return made
-
-    def _frozen(self, value: Any) -> Any:
-        if isinstance(value, types.MappingProxyType):
-            return types.MappingProxyType({key: self._of(item) for key, item in value.items()})
-        items = [self._of(item) for item in tuple.__iter__(value)]
-        if hasattr(type(value), "n_sequence_fields"):  # as torch.max returns: made by its own type
-            return type(value)(items)
-        return tuple.__new__(type(value), items)
-
-    def _fill(self, value: Any, made: Any) -> None:
-        if isinstance(value, OrderedDict):
-            for key, item in OrderedDict.items(value):
-                OrderedDict.__setitem__(made, key, self._of(item))
-        elif isinstance(value, dict):
-            changed, known = self._changed, self._made
-            for key, item in dict.items(value):
-                name = id(item)
-                if name in changed:
-                    item = known[name] if name in known else self._of(item)
-                dict.__setitem__(made, key, item)
-        elif isinstance(value, list):
-            list.extend(made, map(self._of, list.__iter__(value)))
-        elif isinstance(value, deque):
-            deque.extend(made, map(self._of, deque.__iter__(value)))
+        return _copied(value, self._of, self._made)
 
 
-def _is_set_of_tensors(value: Any) -> bool:
-    # A value in every other respect: its order is that of addresses.
-    return type(value) in (set, frozenset) and any(isinstance(e, torch.Tensor) for e in value)
+def _copied(value: Any, of: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
+    """Return a container of the same class with what ``of`` makes of each of its items.
+
+    Args:
+        value: The container.
+        of: What is to be in the place of an item.
+        made: Where the copy is noted, before what is within if that can be: it may lead back here.
+    """
+    made = {} if made is None else made
+    cls = type(value)
+    if cls in _SETS:
+        copy = made[id(value)] = cls(map(of, value))
+        return copy
+    if isinstance(value, (tuple, types.MappingProxyType)):
+        copy = made[id(value)] = _frozen(value, of)
+    else:
+        copy = made[id(value)] = _blank(value)
+        _fill(value, copy, of)
+    shape = shape_of(cls)
+    if shape.has_dict:
+        attributes = object.__getattribute__(copy, "__dict__")
+        for name, item in object.__getattribute__(value, "__dict__").items():
+            attributes[name] = of(item)
+    for _, member in shape.slots:
+        item = slot_of(member, value)
+        if item is not MISSING:
+            member.__set__(copy, of(item))
+    return copy
+
+
+def _frozen(value: Any, of: Callable[[Any], Any]) -> Any:
+    if isinstance(value, types.MappingProxyType):
+        return types.MappingProxyType({key: of(item) for key, item in value.items()})
+    items = [of(item) for item in tuple.__iter__(value)]
+    if hasattr(type(value), "n_sequence_fields"):  # as torch.max returns: made by its own type
+        return type(value)(items)
+    return tuple.__new__(type(value), items)
+
+
+def _fill(value: Any, copy: Any, of: Callable[[Any], Any]) -> None:
+    if isinstance(value, OrderedDict):
+        for key, item in OrderedDict.items(value):
+            OrderedDict.__setitem__(copy, key, of(item))
+    elif isinstance(value, dict):
+        dict.update(copy, {key: of(item) for key, item in dict.items(value)})
+    elif isinstance(value, list):
+        list.extend(copy, map(of, list.__iter__(value)))
+    elif isinstance(value, deque):
+        deque.extend(copy, map(of, deque.__iter__(value)))
+
+
+def _kind_of(cls: type) -> Kind:
+    # Elsewhere a set is a value: nothing in it has a path. But it holds what is in it.
+    return Kind.SEQUENCE if cls in _SETS else shape_of(cls).kind
 
 
 def _within(value: Any) -> list[Any]:
@@ -152,7 +209,7 @@ def _within(value: Any) -> list[Any]:
     cls = type(value)
     if cls is dict:  # of layers, often
         return list(value.values())
-    if cls in (set, frozenset):
+    if cls in _SETS:
         return list(value)
     shape = shape_of(cls)
     found: list[Any] = []

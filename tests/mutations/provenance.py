@@ -278,8 +278,8 @@ MUTATIONS = (
         "sets-stay-behind",
         "outputs in a set move",
         "state/replacing.py",
-        " and not _is_set_of_tensors(value)",
-        "",
+        "    return Kind.SEQUENCE if cls in _SETS else shape_of(cls).kind\n",
+        "    return shape_of(cls).kind\n",
         (f"{_FAULTS}test_outputs_in_a_set_move",),
     ),
     Mutation(

@@ -292,3 +292,40 @@ def test_each_change_in_place_changes_something() -> None:
         before = fields_of(tensor)
         change(tensor)
         assert fields_of(tensor) != before, name
+
+
+frozen = st.recursive(
+    st.one_of(places(BUFFERS), st.sampled_from([None, 1, 1.5, "x", Color.RED, torch.int32])),
+    lambda inside: st.lists(inside, min_size=1, max_size=4).map(tuple),
+    max_leaves=12,
+)
+
+
+def _unshared_make(spec: Any) -> Any:
+    if isinstance(spec, tuple):
+        return tuple(map(_unshared_make, spec))
+    return spec.make() if isinstance(spec, Place) else spec
+
+
+@given(frozen, st.data())
+def test_a_watched_state_is_unmoved_while_it_matches(spec: Any, data: st.DataObject) -> None:
+    """Whatever is done in place to its tensors, and undone."""
+    state = _unshared_make((spec, spec))
+    checker = LayoutChecker(state, "cpu")
+    assert checker.matches(state)
+    tensors = device_tensors(state, "cpu")
+    unmoved = checker.watch(state)
+    assert (unmoved is None) is (tensors == [])
+    if unmoved is None:
+        return
+    assert unmoved()
+    before = [tensor.detach() for tensor in tensors]
+    for _ in range(data.draw(st.integers(1, 3))):
+        index = data.draw(st.integers(0, len(tensors) - 1))
+        tensors[index].data = data.draw(places(BUFFERS)).make()
+        assert unmoved() is checker.matches(state) is (checker.differences(state) == [])
+        if data.draw(booleans):
+            tensors[index].data = before[index]
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.data = old
+    assert unmoved()

@@ -130,7 +130,8 @@ def plant(llm: Any, options: Any) -> dict[str, Any]:
         if "an eager step in between" not in answers and "args" in last:
             prepare(*_eagerly(*last["args"]))
             tried("an eager step in between", lambda: draft_run(desc))
-            prepare(*last["args"])  # the step's own build again
+            prepare(*last["args"])  # the step's own build again, and its replay
+            target_run(desc)
         return draft_run(desc)
 
     def prepared(*args: Any, **kwargs: Any) -> Any:

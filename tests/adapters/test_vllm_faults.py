@@ -53,28 +53,6 @@ def test_a_replay_without_the_targets_refresh_is_refused(vllm) -> None:
     assert refused.value.rule == "used up"
 
 
-@pytest.mark.parametrize("mode", ["on", "strict"])
-def test_what_a_step_left_over_is_not_for_the_next(vllm, mode) -> None:
-    """A refresh that the draft did not replay on: the next step writes its inputs over it."""
-    activate(mode)
-    runner = vllm.start()
-    executed(runner)
-    key = runner.ran[-1]
-    seen = []
-
-    def dispatched(*args, dispatch=runner.cudagraph_manager.dispatch, **kwargs):
-        desc = dispatch(*args, **kwargs)
-        for manager in (runner.cudagraph_manager, runner.speculator.prefill_cudagraph_manager):
-            with pytest.raises(StaleStateError) as refused:
-                manager.run_fullgraph(key)
-            seen.append(refused.value.rule)
-        return desc
-
-    runner.cudagraph_manager.dispatch = dispatched
-    executed(runner)
-    assert seen == ["invalidated"] * 2
-
-
 @pytest.mark.parametrize("cudagraph_mode", ["FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
 def test_a_step_off_the_graphs_in_between_is_refused(vllm, cudagraph_mode) -> None:
     activate()

@@ -38,7 +38,7 @@ class Backend:
 
     Attributes:
         name: As the backend's ``get_name()`` says.
-        host_values: As ``StateOwner.host_values``.
+        host_values: Fields of the metadata, by their rule as in ``StateOwner.host_values``.
         written: Attributes of a builder: buffers that ``build`` writes.
         scratch: Fields of the metadata that only the forward writes, for itself.
     """
@@ -49,7 +49,7 @@ class Backend:
     scratch: tuple[str, ...]
 
 
-_LENGTHS = {"*.max_seq_len": "at_most", "*.max_query_len": "any"}
+_LENGTHS = {"max_seq_len": "at_most", "max_query_len": "any"}
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
@@ -69,9 +69,9 @@ BACKENDS: dict[str, Backend] = {
 
 def host_values() -> dict[str, str]:
     """Return the rules for a state that may hold metadata of any of the backends."""
-    return {
-        pattern: rule for each in BACKENDS.values() for pattern, rule in each.host_values.items()
-    }
+    fields = {name: rule for each in BACKENDS.values() for name, rule in each.host_values.items()}
+    # A state is one metadata object, or holds some.
+    return fields | {f"*.{name}": rule for name, rule in fields.items()}
 
 
 def drops_mask(head_size: int) -> bool:

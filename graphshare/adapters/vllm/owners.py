@@ -2,7 +2,7 @@
 
 Each owner runs vLLM's own code on vLLM's own builders and buffers; none keeps memory of its own.
 vLLM's states name each layer, and all layers of an attention group share one metadata object, which
-holds the slot mapping too. A state here has that object once, under the name of one layer, and a
+holds the slot mapping too. The target's state here is that object, or one for each group, and a
 refresh looks at it once; vLLM gets its own.
 """
 
@@ -33,7 +33,7 @@ TargetBatch = tuple[Any, Any, Any, torch.Tensor]
 """A step of the target, as the runner asks its model state for the metadata: vLLM's ``InputBatch``,
 padded to the descriptor; ``CUDAGraphMode.FULL``; for each cache group a block table
 ``[num_reqs, max_num_blocks]`` int32, CUDA; and slot mappings ``[num_cache_groups, num_tokens]``
-int64, CUDA. A plain tuple: one is made at each step."""
+int64, CUDA."""
 
 
 class DecodeBatch(NamedTuple):
@@ -59,7 +59,8 @@ class _Owner:
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
 
     Attributes:
-        metadata: What vLLM's code returned for the last build, by layer.
+        metadata: What vLLM's code returned for the last build for a capture, by layer; the draft's
+            decodes, for any build.
         slots: Slot mappings by layer, of the last build for a capture.
     """
 
@@ -95,12 +96,14 @@ class _Owner:
                     consequence="A refresh would not look at what the graph reads",
                     remedy="Leave graphshare out of this model",
                 )
-        self.slots = slots
+        self.metadata, self.slots = metadata, slots
         return metadata
 
 
 class TargetOwner(_Owner):
-    """The runner's builders and buffers; a state has one layer of each of its attention groups.
+    """The runner's builders and buffers; a state is the metadata of its attention group.
+
+    Where the runner has several groups, it is a tuple with that of each.
 
     Args:
         runner: vLLM's V2 model runner.
@@ -109,58 +112,45 @@ class TargetOwner(_Owner):
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
         super().__init__(runner, capture_inputs)
-        # Bound now: the session puts its own in front of it.
-        self._prepare_attn = runner.model_state.prepare_attn
-        self._layers = [group.layer_names[0] for within in self._groups() for group in within]
+        first, *others = (group for within in runner.attn_groups for group in within)
+        self._first = first.layer_names[0]
+        self._others = [group.layer_names[0] for group in others]
 
-    def _groups(self) -> Any:
-        return self._runner.attn_groups
+    def build(self, key: Any, batch: Mapping[str, Any] | None, phase: Phase) -> Any:
+        """Build on vLLM's dummy requests for a capture; for a step, take what the runner built.
 
-    def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:
-        """Build as the runner does: for a step, or on vLLM's dummy requests for a capture."""
+        Args:
+            key: vLLM's descriptor.
+            batch: What the runner's model state has just returned for the step, by layer.
+            phase: What for.
+        """
         del phase
         if batch is None:
-            metadata = self._for_capture(key, self._runner.input_buffers, self._groups())
-        else:
-            cache = self._runner.kv_cache_config
-            metadata = self._prepare_attn(*batch, self._groups(), cache)
-        self.metadata = metadata
-        return AttentionState({name: metadata[name] for name in self._layers})
+            runner = self._runner
+            batch = self._for_capture(key, runner.input_buffers, runner.attn_groups)
+        if self._others:
+            return (batch[self._first], *(batch[name] for name in self._others))
+        return batch[self._first]
 
-    def lent(self, layers: Iterable[str]) -> Callable[[AttentionState], AttentionState]:
+    def lent(self, layers: Iterable[str]) -> Callable[[Any], AttentionState]:
         """Return the view of these layers on a state, by their own names."""
-        names = {
-            layer: group.layer_names[0]
-            for within in self._groups()
-            for group in within
-            for layer in group.layer_names
-        }
-        wanted = [(layer, names[layer]) for layer in layers]
+        groups = (group for within in self._runner.attn_groups for group in within)
+        place = {layer: index for index, group in enumerate(groups) for layer in group.layer_names}
+        wanted = [(layer, place[layer]) for layer in layers]
 
-        def view(state: AttentionState) -> AttentionState:
-            metadata = state.attn_metadata
-            return AttentionState({layer: metadata[name] for layer, name in wanted})
+        def view(state: Any) -> AttentionState:
+            each = state if self._others else (state,)
+            return AttentionState({layer: each[index] for layer, index in wanted})
 
         return view
 
     def writes(self, key: Any) -> list[torch.Tensor]:
-        """Return the buffers that a step of the runner writes before the target runs.
-
-        Its inputs and tables are written before ``build`` is called, which belongs to the step.
-        """
+        """Return the buffers that a step of the runner writes before the target runs."""
         del key
-        runner = self._runner
-        inputs, tables = runner.input_buffers, runner.block_tables
-        return [
-            inputs.query_start_loc,
-            inputs.seq_lens,
-            *tables.input_block_tables,
-            tables.slot_mappings,
-            *written_by_builders(self._groups()),
-        ]
+        return _written(self._runner, self._runner.attn_groups)
 
 
-class PrefillOwner(TargetOwner):
+class PrefillOwner(_Owner):
     """The draft's own builders, on the target's batch: for keys that do not borrow, and to verify.
 
     A state has each of the draft's layers, as the view that the draft borrows.
@@ -176,24 +166,47 @@ class PrefillOwner(TargetOwner):
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: Iterable[str]) -> None:
         super().__init__(runner, capture_inputs)
+        # Bound now: the session puts its own in front of it.
+        self._prepare_attn = runner.model_state.prepare_attn
         self._layers = list(layers)
         self.compared_with: AttentionState | None = None
 
-    def _groups(self) -> Any:
-        return self._runner.speculator.attn_groups
-
     def build(self, key: Any, batch: TargetBatch | None, phase: Phase) -> AttentionState:
         """Build through the draft's attention groups what the target's step holds."""
-        state = super().build(key, batch, phase)
+        del phase
+        runner = self._runner
+        groups = runner.speculator.attn_groups
+        if batch is None:
+            metadata = self._for_capture(key, runner.input_buffers, groups)
+        else:
+            metadata = self._prepare_attn(*batch, groups, runner.kv_cache_config)
+        state = AttentionState({name: metadata[name] for name in self._layers})
         if self.compared_with is not None:
-            for name, metadata in state.attn_metadata.items():
-                same_unused(metadata, self.compared_with.attn_metadata[name])
+            for name, own in state.attn_metadata.items():
+                same_unused(own, self.compared_with.attn_metadata[name])
         return state
+
+    def writes(self, key: Any) -> list[torch.Tensor]:
+        """Return the buffers that such a build writes, and those that it reads."""
+        del key
+        return _written(self._runner, self._runner.speculator.attn_groups)
 
     def live_rows(self, key: Any, batch: TargetBatch) -> Mapping[str, int]:
         """Leave out of a comparison what only a forward writes."""
         del key, batch
         return {f"*.{name}": 0 for each in BACKENDS.values() for name in each.scratch}
+
+
+def _written(runner: Any, groups: Any) -> list[torch.Tensor]:
+    # Inputs and tables are written before the builders are asked, which belongs to the step.
+    inputs, tables = runner.input_buffers, runner.block_tables
+    return [
+        inputs.query_start_loc,
+        inputs.seq_lens,
+        *tables.input_block_tables,
+        tables.slot_mappings,
+        *written_by_builders(groups),
+    ]
 
 
 class DecodeOwner(_Owner):

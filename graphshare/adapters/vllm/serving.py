@@ -12,6 +12,7 @@ from typing import Any
 
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
+from graphshare.lease import Lease
 from graphshare.pool import GraphPool
 from graphshare.sharing import SharedStates
 
@@ -55,8 +56,10 @@ class Serving:
         self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
         self._verify, self._checks_decodes = verify, checks_decodes
         self._current: Patches | None = None
+        self._ended: Callable[[], None] = _nothing
+        self._prepare_attn: Any = None
         self._batch: TargetBatch | None = None
-        self._ran: Any = None
+        self._refresh: Callable[[Any], None] | None = None
         self.verified = self.steered = 0
 
     @property
@@ -84,8 +87,7 @@ class Serving:
                     for desc, graph in manager.graphs.items()
                 }
                 patches.set(manager, "graphs", graphs)
-        self._follow_target(patches)
-        self._steer_prefill(patches)
+        self._follow_steps(patches)
         if self._checks_decodes:
             self._follow_decodes(patches)
         elif self._rebuilds_prefill is not None:
@@ -93,10 +95,11 @@ class Serving:
 
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
+        self._ended()
         current, self._current = self._current, None
         if current is not None:
             current.undo()
-        self._batch = None
+        self._batch = self._refresh = None
 
     @staticmethod
     def _plain(_: Any, bound: Any) -> Any:
@@ -116,27 +119,26 @@ class Serving:
         entries = self.prefill.holdings.entries.values()
         return self._verify or not all(entry.lease.borrowed for entry in entries)
 
-    # The target.
+    # The target's builds, and the draft's prefill that follows them.
 
-    def _follow_target(self, patches: Patches) -> None:
-        runner, target = self._runner, self.target
-        manager, model_state = runner.cudagraph_manager, runner.model_state
-        dispatch, prepare_attn = manager.dispatch, model_state.prepare_attn
-        latest = target.keys()[0]
-        keeps_batch = self._keeps_batch()
-        refresh, shared = target.refresh, self.shared
-        clock, lease_on = target.clock, target.holdings.lease_on
-        owner: Any = target.owner
+    def _follow_steps(self, patches: Patches) -> None:
+        # In vLLM's step the caches are cold: what a hook touches costs ten times what it does in a
+        # loop. So there is little here, and all of it at hand.
+        target, model_state = self.target, self._runner.model_state
+        manager = self._runner.speculator.prefill_cudagraph_manager
+        prepare_attn, dispatch = model_state.prepare_attn, manager.dispatch
+        self._prepare_attn = prepare_attn
+        steps, keeps_batch = self._steps(), self._keeps_batch()
+        latest: Any = target.keys()[0]
+        full, mode = latest.cg_mode, latest.cg_mode
+        lease: Lease | None = None
+        current = True
 
-        def dispatched(*args: Any, **kwargs: Any) -> Any:
-            # A new step: its inputs come next, and the draft's decodes have moved the slots. In a
-            # healthy step nothing is left by now, so that telling it is rare.
-            lease = lease_on(clock.latest)
-            left = shared.live_key is not None or (lease is not None and lease.left > 0)
-            if left and self._current is patches:
-                target.invalidate(latest)
-            self._ran = desc = dispatch(*args, **kwargs)
-            return desc
+        def ended() -> None:
+            nonlocal current
+            current = False
+
+        self._ended = ended
 
         def prepared(
             input_batch: Any,
@@ -147,14 +149,9 @@ class Serving:
             kv_cache_config: Any,
             for_capture: bool = False,
         ) -> Any:
-            nonlocal latest
-            if for_capture or cudagraph_mode.name != "FULL" or self._current is not patches:
-                # Eager or piecewise: the same builders write the same buffers. Before they do:
-                # a build that fails has written, too. One key stands for all that they write, and
-                # a refusal names the last one as invalidated.
-                if self._current is patches:
-                    target.invalidate(latest)
-                return prepare_attn(
+            nonlocal latest, lease, mode
+            try:
+                metadata = prepare_attn(
                     input_batch,
                     cudagraph_mode,
                     block_tables,
@@ -163,46 +160,58 @@ class Serving:
                     kv_cache_config,
                     for_capture,
                 )
-            latest = desc = self._ran
-            batch = input_batch, cudagraph_mode, block_tables, slot_mappings
-            refresh(desc, batch)
+            except BaseException:
+                if current:
+                    target.invalidate(latest)  # it has written, too
+                raise
+            if not current:
+                return metadata
+            step = None
+            if cudagraph_mode is full and not for_capture:
+                shape = input_batch.num_tokens_after_padding, input_batch.num_reqs_after_padding
+                step = steps.get(shape)
+            if step is None:
+                # Eager or piecewise: the same builders have written the same buffers. One key
+                # stands for all that they write; a refusal names the last one as invalidated.
+                target.invalidate(latest)
+                lease, mode = None, cudagraph_mode
+                return metadata
+            latest, refresh, lease = step
             if keeps_batch:
-                self._batch = batch
-            return owner.metadata
-
-        patches.set(manager, "dispatch", dispatched)
-        patches.set(model_state, "prepare_attn", prepared)
-
-    # The draft's prefill.
-
-    def _steer_prefill(self, patches: Patches) -> None:
-        manager = self._runner.speculator.prefill_cudagraph_manager
-        dispatch, shared, entries = manager.dispatch, self.shared, self.prefill.holdings.entries
+                self._batch = input_batch, cudagraph_mode, block_tables, slot_mappings
+                self._refresh = refresh
+            refresh(metadata)
+            return metadata
 
         def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            current = self._current is patches
-            live = shared.live_key if current else None
-            if live is not None:
-                return live
+            if lease is not None and lease.left > 0 and current:
+                return lease.live_key
             desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
-            entry = entries.get(desc)
-            if entry is None or not entry.lease.borrowed or not current:
+            if not current or not self._borrows(desc):
                 return desc
             # The target ran no full graph, so nothing was built for one: run as it did.
             self.steered += 1
-            return self._as_target(desc, num_reqs, num_tokens)
+            return _as_target(manager, mode, desc, num_reqs, num_tokens)
 
+        patches.set(model_state, "prepare_attn", prepared)
         patches.set(manager, "dispatch", steered)
 
-    def _as_target(self, desc: Any, num_reqs: int, num_tokens: int) -> Any:
-        ran = self._ran
-        manager = self._runner.speculator.prefill_cudagraph_manager
-        if ran is not None and ran.cg_mode.name == "PIECEWISE":
-            for descs in manager._capture_descs.values():
-                if ran in descs:
-                    return ran
-        mode = type(desc.cg_mode).NONE
-        return type(desc)(cg_mode=mode, num_tokens=num_tokens, num_reqs=num_reqs)
+    def _steps(self) -> dict[tuple[int, int], tuple[Any, Callable[[Any], None], Lease | None]]:
+        """Return, by padded tokens and requests: a key, its refresh, and the draft's lease on it.
+
+        Full graphs for several numbers of LoRA adapters have one shape, and one state.
+        """
+        found: dict[tuple[int, int], tuple[Any, Callable[[Any], None], Lease | None]] = {}
+        for desc, entry in self.target.holdings.entries.items():
+            lease = self.prefill.holdings.lease_on(entry.record.serial)
+            if lease is not None and not lease.borrowed:
+                lease = None
+            found.setdefault((desc.num_tokens, desc.num_reqs), (desc, entry.refresh, lease))
+        return found
+
+    def _borrows(self, desc: Any) -> bool:
+        entry = self.prefill.holdings.entries.get(desc)
+        return entry is not None and entry.lease.borrowed
 
     def _replay_own(self, desc: Any, bound: Any) -> None:
         self.prefill.refresh(desc, self._batch)
@@ -210,15 +219,17 @@ class Serving:
 
     def _replay_verified(self, desc: Any, bound: Any) -> None:
         # One that is stale is refused by the replay, which says why.
-        if self.shared.live_key == desc:
+        batch, refresh, runner = self._batch, self._refresh, self._runner
+        if self.shared.live_key == desc and batch is not None and refresh is not None:
             owner: Any = self.prefill.owner
             owner.compared_with = self.prefill.states[desc]
             try:
-                self.shared.verify(self._batch)
+                self.shared.verify(batch)
             finally:
                 owner.compared_with = None
             self.verified += 1
-            self.target.refresh(self._ran, self._batch)  # verify leaves the lender stale
+            # It leaves the lender stale.
+            refresh(self._prepare_attn(*batch, runner.attn_groups, runner.kv_cache_config))
         bound.replay()
 
     # What the draft builds by itself.
@@ -264,6 +275,20 @@ class Serving:
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)
+
+
+def _nothing() -> None:
+    """Nothing has been installed yet."""
+
+
+def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: int) -> Any:
+    """Return what the draft's manager has for the mode that the target ran in."""
+    kind, modes = type(desc), type(desc.cg_mode)
+    if mode is modes.PIECEWISE:
+        for each in manager._capture_descs.get(mode, ()):
+            if each.num_tokens == num_tokens:
+                return each
+    return kind(cg_mode=modes.NONE, num_tokens=num_tokens, num_reqs=num_reqs)
 
 
 class _Replay:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphshare.capture._cuda_concern import Concerns
 from graphshare.capture._cuda_known import KnownMemory
 from graphshare.capture._cuda_memory import CudaMemory, spans_of
 from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
@@ -62,6 +63,7 @@ class GraphNodes:
                 own = known.pool(graph.pool())
                 self._own = MemoryRanges.merged(own.pairs, device)
                 self._index = GraphIndex(self._driver, raw, self._maps, known, own)
+                self._concerns = Concerns(self._index)
         except DriverError as error:
             raise ProvenanceError(
                 "reading a CUDA graph",
@@ -105,7 +107,7 @@ class GraphNodes:
                 node=named,
             )
         executable = self._driver.executable(self._executable())
-        return GraphPatch(self._index, executable, moves, self._device)
+        return GraphPatch(self._concerns, executable, moves, self._device)
 
     def _executable(self) -> int:
         # Asked each time: torch makes another one when it instantiates the graph again.

@@ -11,16 +11,16 @@ import ctypes
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from graphshare.capture._cuda_known import KnownMemory, Pairs
-from graphshare.capture._cuda_params import FunctionLayout, KernelParams
+from graphshare.capture._cuda_params import FunctionLayout
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
-__all__ = ["Concerned", "GraphIndex", "Group", "NodeIndex", "Settable", "Site"]
+__all__ = ["GraphIndex", "Group", "NodeIndex", "Site"]
 
 # Numbers outside of these are no addresses: the first page, and what user space does not reach.
 _LEAST, _MOST = 1 << 16, 1 << 56
@@ -30,7 +30,6 @@ _WITHOUT_ADDRESSES = frozenset(
 )
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
 _OPERAND = 2  # of a word: an address, whoever has the memory
-_KEPT = 4
 
 Group = tuple[list[int], list[int]]
 """The words that have one value, and the numbers of the nodes that they are in."""
@@ -96,6 +95,8 @@ class GraphIndex:
         sealed: Those that may hold an address that cannot be read.
         allocations: Start and size of the memory that the graph's own nodes allocate.
         words: Every word of every node; may be written.
+        address: Where that memory begins.
+        word_tensor: The same memory, ``[n]``, int64, on the host.
         groups: The words that may move, by value.
         ascending: The values of :attr:`groups` in ascending order.
 
@@ -121,13 +122,12 @@ class GraphIndex:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
         self.driver, self._maps, self._known = driver, maps, known
-        self._settable: dict[int, Settable] = {}
-        self._concerned: dict[frozenset[int], Concerned] = {}
         parts = _Parts()
         self._read(graph, None, parts)
         self._buffer = bytearray(b"".join(parts.content))
-        self._address = ctypes.addressof((ctypes.c_char * parts.words).from_buffer(self._buffer))
+        self.address = ctypes.addressof((ctypes.c_char * parts.words).from_buffer(self._buffer))
         self.words = memoryview(self._buffer).cast("Q")
+        self.word_tensor = _tensor_on(self._buffer)
         self._places: list[int] = []
         self._in_maps: frozenset[int] = frozenset()
         self.groups: dict[int, Group] = {}
@@ -181,7 +181,7 @@ class GraphIndex:
 
     def _find(self, parts: _Parts, fixed: Pairs) -> dict[int, Group]:
         """Find the words that may be addresses, and group those that may move by value."""
-        words = torch.frombuffer(self._buffer, dtype=torch.int64)
+        words = self.word_tensor
         aligned = torch.frombuffer(bytearray(b"".join(parts.aligned)), dtype=torch.uint8)
         places = ((words >= _LEAST) & (words < _MOST) & (aligned > 0)).nonzero().flatten()
         values = words[places]
@@ -245,77 +245,6 @@ class GraphIndex:
             parameter, offset = (0, word) if layout is None else layout.place(word)
             yield Site(words[place], parameter, offset, place in self._in_maps)
 
-    def concerned(self, groups: list[Group]) -> Concerned:
-        """Return what a change of some groups changes."""
-        # Buffers that moved once move again, together: what was found is kept, by the identity of
-        # the groups, which are kept along.
-        name = frozenset(map(id, groups))
-        found = self._concerned.get(name)
-        if found is None:
-            if len(self._concerned) >= _KEPT:
-                self._concerned.clear()
-            numbers = sorted({number for _, numbers in groups for number in numbers})
-            nodes = [self.settable(number) for number in numbers]
-            operands = [
-                (each.params, attribute, each.node.base + word)
-                for each in nodes
-                for word, attribute in enumerate(each.node.ends)
-                if attribute
-            ]
-            words = sum(len(places) for places, _ in groups)
-            kinds = frozenset(each.kind for each in nodes)
-            found = self._concerned[name] = Concerned(groups, nodes, kinds, operands, words)
-        return found
-
-    def settable(self, number: int) -> Settable:
-        """Return what the driver needs to set a node to its words; the same one each time."""
-        found = self._settable.get(number)
-        if found is None:
-            node = self.nodes[number]
-            params, own = node.params, None
-            if node.layout is not None:
-                address = self._address + 8 * node.base
-                own = KernelParams(self.driver.kernel(node.handle), node.layout, address)
-                params = own.params
-            found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
-        return found
-
-
-class Concerned(NamedTuple):
-    """What a change of some groups changes.
-
-    Attributes:
-        groups: The groups.
-        nodes: The nodes that they are in, in order.
-        kinds: Of these.
-        operands: Parameters of copies and fills, with an attribute and the word that it is.
-        words: How many words change.
-    """
-
-    groups: list[Group]
-    nodes: list[Settable]
-    kinds: frozenset[str]
-    operands: list[tuple[Any, str, int]]
-    words: int
-
-
-class Settable(NamedTuple):
-    """A node that can be set to its words.
-
-    Attributes:
-        kind: In words.
-        handle: The driver's.
-        params: What the driver takes.
-        node: The node.
-        own: Of a kernel: keeps alive what ``params`` refers to.
-    """
-
-    kind: str
-    handle: Any
-    params: Any
-    node: NodeIndex
-    own: KernelParams | None
-
 
 class _Parts:
     """What the nodes of a graph have in their parameters, one after the other."""
@@ -335,6 +264,13 @@ class _Parts:
     def add_ends(self, values: Sequence[int]) -> None:
         content = b"".join(value.to_bytes(8, "little") for value in values)
         self.add(content, bytes(_OPERAND if value else 0 for value in values), bytes(len(values)))
+
+
+def _tensor_on(buffer: bytearray) -> torch.Tensor:
+    if not buffer:
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    with torch.inference_mode(mode=False):  # what is made in it cannot be written outside of it
+        return torch.frombuffer(buffer, dtype=torch.int64)
 
 
 def _operand(params: Any, end: str) -> str:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from graphshare.capture._cuda_nodes import GraphIndex, Group, NodeIndex
+from graphshare.capture._cuda_concern import Concerns
+from graphshare.capture._cuda_nodes import Group, NodeIndex
 from graphshare.capture._graph_driver import DriverError
 from graphshare.capture.moves import Moves
 from graphshare.capture.patching import Patch
@@ -19,7 +20,7 @@ class GraphPatch(Patch):
     """Gives nodes other addresses, in the executable graph and in the graph it was made of.
 
     Args:
-        index: Of the graph.
+        concerns: Of the graph.
         executable: Handle of the executable graph.
         moves: What goes where.
         device: Where the graph runs.
@@ -29,34 +30,37 @@ class GraphPatch(Patch):
     """
 
     def __init__(
-        self, index: GraphIndex, executable: Any, moves: Moves, device: torch.device
+        self, concerns: Concerns, executable: Any, moves: Moves, device: torch.device
     ) -> None:
+        index = concerns.index
         self._index, self._executable, self._device = index, executable, device
         self._before = index.groups
-        changes: list[tuple[list[int], int, int]] = []  # places, the old value, the new one
-        self.pairs = set[int]()
-        found: list[Group] = []
-        for pair, by, values in moves.moving(index.ascending):
-            self.pairs.add(pair)
-            for value in values:
-                group = self._before[value]
-                found.append(group)
-                changes.append((group[0], value, value + by))
-        self._changes = changes
-        concerned = index.concerned(found)
-        for each in concerned.nodes if concerned.kinds - index.driver.setters.keys() else ():
+        values, pairs = moves.moving(index.ascending)
+        self.pairs = set(pairs)
+        groups = [self._before[value] for value in values]
+        steps = moves.steps
+        # Before and after, of each group.
+        self._values = [
+            (value, value + steps[pair]) for value, pair in zip(values, pairs, strict=True)
+        ]
+        self._concern = concern = concerns.of(groups, pairs)
+        # As they are and as they are to be, rather than a difference: whatever was interrupted,
+        # the words are right after they were written once more.
+        self._old = index.word_tensor[concern.places]
+        self._new = self._old + moves.shifts[concern.pairs]
+        for each in concern.nodes if concern.kinds - index.driver.setters.keys() else ():
             if each.kind not in index.driver.setters:
                 got = f"a node {each.kind!r}"
                 raise _refused(each.node, "one whose addresses can be changed", got)
-        self._settable, self._operands = concerned.nodes, concerned.operands
+        self._settable = concern.nodes
         self._done = False
         self._in_executable = self._in_graph = 0  # how many of the nodes are set
         self.nodes = len(self._settable)
-        self.words = concerned.words
+        self.words = len(concern.places)
 
     def apply(self) -> None:
         """Set the new addresses."""
-        if self._done or not self._changes:
+        if self._done or not self._values:
             return
         with torch.cuda.device(self._device):
             try:
@@ -111,13 +115,10 @@ class GraphPatch(Patch):
             self._in_graph = done
 
     def _write(self, *, new: bool) -> None:
-        words = self._index.words
-        for places, before, after in self._changes:
-            value = after if new else before
-            for place in places:
-                words[place] = value
-        for params, name, place in self._operands:
-            setattr(params, name, words[place])
+        index, concern = self._index, self._concern
+        index.word_tensor.index_copy_(0, concern.places, self._new if new else self._old)
+        for params, name, place in concern.operands:
+            setattr(params, name, index.words[place])
 
     def _set_back(self) -> RebindError | None:
         """Set to their words those nodes that were set; goes on where one cannot be.
@@ -145,7 +146,7 @@ class GraphPatch(Patch):
     def _moved(self) -> dict[int, Group]:
         """Return the groups as they are after the change."""
         groups = self._before.copy()
-        moved = [(after, groups.pop(before)) for _, before, after in self._changes]
+        moved = [(after, groups.pop(before)) for before, after in self._values]
         for value, group in moved:
             other = groups.get(value)
             if other is None:

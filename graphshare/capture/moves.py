@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,16 @@ class Moves:
         self._starts = [start for start, _, _ in runs]
         self._wholes: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int]] = {}
 
+    @cached_property
+    def steps(self) -> list[int]:
+        """By how much each pair moves, in bytes."""
+        return [move.by for move in self._moves]
+
+    @cached_property
+    def shifts(self) -> torch.Tensor:
+        """The same, ``[pairs]``, int64, on the host."""
+        return torch.tensor(self.steps, dtype=torch.int64, device="cpu")
+
     def __bool__(self) -> bool:
         return bool(self._moves)
 
@@ -108,22 +119,28 @@ class Moves:
         pair = self.pair_at(address)
         return address if pair is None else address + self._moves[pair].by
 
-    def moving(self, ascending: list[int]) -> Iterator[tuple[int, int, list[int]]]:
+    def moving(self, ascending: list[int]) -> tuple[list[int], list[int]]:
         """Find those of many addresses that move.
 
         Args:
             ascending: The addresses, in ascending order.
 
-        Yields:
-            Number of the pair, by how much it moves, and the addresses, in ascending order; once
-            for each run of old memory that has some.
+        Returns:
+            Those that move, in ascending order, and for each the number of its pair.
         """
-        place = 0
+        found: list[int] = []
+        pairs: list[int] = []
+        last, number = 0, len(ascending)
         for start, end, pair in self._runs:
-            place = bisect_left(ascending, start, place)
-            first, place = place, bisect_left(ascending, end, place)
-            if first < place:
-                yield pair, self._moves[pair].by, ascending[first:place]
+            first = bisect_left(ascending, start, last)
+            if first == number:
+                break
+            last = first
+            if ascending[first] < end:
+                last = bisect_left(ascending, end, first)
+                found += ascending[first:last]
+                pairs += [pair] * (last - first)
+        return found, pairs
 
     def tensor(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a view of new memory to be put in the place of ``tensor``.

@@ -52,10 +52,12 @@ def test_moves_agree_with_a_model_of_single_bytes(data):
     base = old.data_ptr()
     every = list(range(base - 2, base + SIZE + 2))
     assert [moves.address(each) for each in every] == [model.get(each, each) for each in every]
-    moving = list(moves.moving(every))
-    assert [each for _, _, found in moving for each in found] == sorted(model)
-    assert all(model[each] == each + by for _, by, found in moving for each in found)
-    assert all(moves.pair_at(each) == pair for pair, _, found in moving for each in found)
+    found, pairs_of_them = moves.moving(every)
+    assert found == sorted(model)
+    for each, pair in zip(found, pairs_of_them, strict=True):
+        assert moves.pair_at(each) == pair
+        assert model[each] == each + moves.steps[pair]
+    assert moves.shifts.tolist() == moves.steps
     asked = data.draw(views(old))
     mine = bytes_of(asked)
     ranges = moves.memory(MemoryRanges.of([asked]))

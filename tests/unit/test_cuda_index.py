@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from graphshare.capture._cuda_concern import Concerns
 from graphshare.capture._cuda_known import KnownMemory, Pairs
 from graphshare.capture._cuda_memory import Span
 from graphshare.capture._cuda_nodes import GraphIndex
@@ -140,11 +142,12 @@ class Swaps(Moves):
 
     def __init__(self, swaps):
         self.swaps = swaps
+        self.steps = [new - old for old, new in swaps.items()]
+        self.shifts = torch.tensor(self.steps)
 
     def moving(self, ascending):
-        for pair, (old, new) in enumerate(self.swaps.items()):
-            if old in ascending:
-                yield pair, new - old, [old]
+        found = [(old, pair) for pair, old in enumerate(self.swaps) if old in ascending]
+        return [old for old, _ in found], [pair for _, pair in found]
 
 
 def read(driver, *, maps=NO_MAPS, spans=(), fixed=()):
@@ -153,7 +156,12 @@ def read(driver, *, maps=NO_MAPS, spans=(), fixed=()):
 
 
 def patch_of(index, swaps):
-    return GraphPatch(index, "exec", Swaps(swaps), torch.device("cpu"))
+    return GraphPatch(concerns_of(index), "exec", Swaps(swaps), torch.device("cpu"))
+
+
+@functools.cache
+def concerns_of(index):
+    return Concerns(index)
 
 
 @pytest.fixture(autouse=True)
@@ -301,6 +309,42 @@ def test_what_moved_together_once_moves_again_as_it_did():
         assert words_of(driver.run[2]) == [BASE + 65 + turn]
 
 
+def test_a_graph_that_was_read_in_inference_mode_is_changed_outside_of_it():
+    driver = Driver([[BASE]])
+    with torch.inference_mode():
+        index = read(driver)
+        patch_of(index, {BASE: BASE + 8}).apply()
+    patch_of(index, {BASE + 8: BASE + 16}).apply()
+    with torch.inference_mode():
+        patch_of(index, {BASE + 16: BASE + 24}).apply()
+    assert words_of(driver.run[0]) == [BASE + 24]
+
+
+def test_an_interruption_leaves_the_words_as_they_were(monkeypatch):
+    """Wherever it comes: words are written as they are to be, not by a difference."""
+    driver = Driver([[BASE, BASE + 16]])
+    index = read(driver)
+    patch = patch_of(index, {BASE: BASE + 64})
+    for place in ("_write", "_set_executable", "_set_graph"):
+        for late in (False, True):
+            whole = getattr(GraphPatch, place)
+
+            def interrupted(self, *args, late=late, whole=whole, **options):
+                monkeypatch.undo()
+                monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+                if late:
+                    whole(self, *args, **options)
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(GraphPatch, place, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                patch.apply()
+            assert list(index.words) == [7, BASE, BASE + 16]
+            assert words_of(driver.run[0]) == words_of(driver.blocks[0]) == [BASE, BASE + 16]
+    patch.apply()
+    assert words_of(driver.run[0]) == [BASE + 64, BASE + 16]
+
+
 def test_a_node_of_a_kind_that_cannot_be_set_is_refused():
     driver = Driver([[BASE]])
     driver.setters = {}
@@ -313,9 +357,10 @@ def test_parameters_of_our_own_hold_what_the_drivers_held():
     driver = Driver([[BASE, 9]])
     params = driver.kernel(0)
     index = read(driver)
-    own = index.settable(0)
+    concerns = Concerns(index)
+    own = concerns.settable(0)
     assert list(index.words) == [7, BASE, 9]
-    assert index.settable(0) is own
+    assert concerns.settable(0) is own
     assert driver._content(own.params) == driver._content(params)
 
 

@@ -1,0 +1,121 @@
+"""What a change of some words of a CUDA graph concerns: which nodes, and what sets them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from graphshare.capture._cuda_nodes import GraphIndex, Group, NodeIndex
+from graphshare.capture._cuda_params import KernelParams
+
+__all__ = ["Concern", "Concerns", "Settable"]
+
+_KEPT = 4  # changes of a graph
+
+
+class Settable(NamedTuple):
+    """A node that can be set to its words.
+
+    Attributes:
+        kind: In words.
+        handle: The driver's.
+        params: What the driver takes.
+        node: The node.
+        own: Of a kernel: keeps alive what ``params`` refers to.
+    """
+
+    kind: str
+    handle: Any
+    params: Any
+    node: NodeIndex
+    own: KernelParams | None
+
+
+class Concern(NamedTuple):
+    """What a change of some groups concerns.
+
+    Attributes:
+        groups: The groups.
+        moving: For each, the number of the pair that it moves with.
+        nodes: The nodes that they are in, in order.
+        kinds: Of these.
+        operands: Parameters of copies and fills, with an attribute and the word that it is.
+        places: The words that change, ``[n]``, int64, on the host.
+        pairs: The number of the pair that each of them moves with, ``[n]``, int64, on the host.
+    """
+
+    groups: list[Group]
+    moving: list[int]
+    nodes: list[Settable]
+    kinds: frozenset[str]
+    operands: list[tuple[Any, str, int]]
+    places: torch.Tensor
+    pairs: torch.Tensor
+
+
+class Concerns:
+    """What changes of one graph concern; found once for buffers that move again and again.
+
+    Args:
+        index: Of the graph.
+
+    Attributes:
+        index: The same.
+    """
+
+    def __init__(self, index: GraphIndex) -> None:
+        self.index = index
+        self._settable: dict[int, Settable] = {}
+        # By the identity of the groups, which are kept along.
+        self._found: dict[tuple[int, ...], Concern] = {}
+
+    def of(self, groups: list[Group], moving: list[int]) -> Concern:
+        """Return what a change of some groups concerns.
+
+        Args:
+            groups: The groups.
+            moving: For each, the number of the pair that it moves with.
+        """
+        name = tuple(map(id, groups))
+        found = self._found.get(name)
+        if found is None or found.moving != moving:
+            if len(self._found) >= _KEPT:
+                self._found.clear()
+            found = self._found[name] = self._find(groups, moving)
+        return found
+
+    def _find(self, groups: list[Group], moving: list[int]) -> Concern:
+        numbers = {number for _, numbers in groups for number in numbers}
+        nodes = [self.settable(number) for number in sorted(numbers)]
+        operands = [
+            (each.params, attribute, each.node.base + word)
+            for each in nodes
+            for word, attribute in enumerate(each.node.ends)
+            if attribute
+        ]
+        places = [place for places, _ in groups for place in places]
+        pairs = [pair for (places, _), pair in zip(groups, moving, strict=True) for _ in places]
+        return Concern(
+            groups,
+            moving,
+            nodes,
+            frozenset(each.kind for each in nodes),
+            operands,
+            torch.tensor(places, dtype=torch.int64, device="cpu"),
+            torch.tensor(pairs, dtype=torch.int64, device="cpu"),
+        )
+
+    def settable(self, number: int) -> Settable:
+        """Return what the driver needs to set a node to its words; the same one each time."""
+        found = self._settable.get(number)
+        if found is None:
+            index = self.index
+            node = index.nodes[number]
+            params, own = node.params, None
+            if node.layout is not None:
+                address = index.address + 8 * node.base
+                own = KernelParams(index.driver.kernel(node.handle), node.layout, address)
+                params = own.params
+            found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
+        return found

@@ -15,13 +15,14 @@ from typing import Any
 from benchmarks._measure import Ratio
 from benchmarks._turns import Figure, print_figures
 from benchmarks.vllm._models import PAIRS
+from benchmarks.vllm._variants import SHARE
 
 _KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "target_ran", "draft_ran")
 _KEPT_OF_STATISTICS = (
     "active", "borrowed", "builds_avoided", "verified", "steered", "refusals", "graphs",
     "graph_bytes",
 )  # fmt: skip
-_TIMES = {"host": "host_time_of_a_step", "endtoend": "end_to_end", "profile": "profile_of_a_step"}
+_TIMES = {"profile": "profile_of_a_step", "endtoend": "end_to_end"}
 
 Found = Mapping[str, Any]
 
@@ -168,26 +169,35 @@ def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
     """Times that graphshare is held to; the hooks are compared with a step of vLLM alone."""
     for each in scenarios.values():
         pair = "8B" if each["options"]["pair"] == "8b" else "small"
-        steps = _measured(each, "profile")
-        for concurrency, host in _measured(each, "host").items():
-            where = f"{pair}, concurrency {concurrency}"
-            step = steps.get(concurrency, {}).get("hooks off")
-            limit = step and step["median_us"]["step of the engine"] / 100
-            added = Ratio(**host["added_us"])
-            yield Figure.of(f"{where}: host time of the hooks in a step", added, "us", limit)
-            if "saved_us" in host:
-                saved, rebuild = Ratio(**host["saved_us"]), Ratio(**host["rebuild_us"])
-                yield Figure.of(f"{where}: host time of a rebuild", rebuild, "us")
-                yield Figure.of(f"{where}: of it saved", saved, "us")
+        for concurrency, profile in _measured(each, "profile").items():
+            yield from _of_a_step(f"{pair}, concurrency {concurrency}", profile)
         for case, times in _measured(each, "endtoend").items():
             for variant, ratio in times["to_off"].items():
                 interval = Ratio(**ratio)
                 yield Figure.of(f"{pair}, {case}: {variant} / vLLM alone", interval, "ratio")
-            share = times.get("share_of_what_skipping_saves")
-            if share is not None and case.endswith("64 tokens"):
-                missed = Ratio(1 - share["median"], 1 - share["high"], 1 - share["low"])
-                name = f"{pair}, {case}: not saved of what skipping saves"
-                yield Figure.of(name, missed, "share", 0.1 if pair == "small" else None)
+            if case.endswith("64 tokens"):
+                limit = 0.1 if pair == "small" else None
+                yield from _missed(f"{pair}, {case}", times.get(SHARE), limit)
+
+
+def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
+    if "off" not in profile:
+        return
+    step = profile["off"]["median_us"]["step of the engine"]
+    yield Figure(f"{where}: a step of vLLM alone, host", step, "us")
+    rebuilds = "skipped" in profile
+    for name in ("on", "skipped") if rebuilds else ("on",):
+        for what, added in profile[f"{name}_adds_us"].items():
+            limit = step / 100 if what.startswith("where") and not rebuilds else None
+            yield Figure.of(f"{where}: {name} adds {what}", Ratio(**added), "us", limit)
+
+    yield from _missed(f"{where}, host", profile.get(SHARE), 0.1)
+
+
+def _missed(where: str, share: Found | None, limit: float | None) -> Iterator[Figure]:
+    if share is not None:
+        missed = Ratio(1 - share["median"], 1 - share["high"], 1 - share["low"])
+        yield Figure.of(f"{where}: not saved of what skipping saves", missed, "share", limit)
 
 
 def _measured(scenario: Found, task: str) -> Found:

@@ -137,13 +137,12 @@ TASKS: dict[str, Callable[[Any, Any], Any]] = {
     "tokens": tokens,
     "builds": builds,
     "faults": _faults.plant,
-    "host": _time.host_time,
     "profile": _profile.profile,
     "endtoend": _time.end_to_end,
     "die": _faults.die,
 }
 
-TAKE_TIMES = ("host", "profile", "endtoend")
+TAKE_TIMES = ("profile", "endtoend")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -236,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[60, 60, 30],
         help="by concurrency; the last goes on",
     )
+    parser.add_argument("--profiled", type=int, default=6, help="runs of each variant")
     parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
     parser.add_argument("--json", type=Path, required=True)
     return parser

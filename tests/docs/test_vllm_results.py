@@ -1,0 +1,90 @@
+"""A version of vLLM is supported where the committed results show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphshare.adapters.vllm.versions import SUPPORTED
+
+ROOT = Path(__file__).parents[2]
+PLANTED = {
+    "the draft picks another key": "StaleStateError",
+    "a builder re-created after capture": "AddressChangedError",
+    "a replay without the target's refresh": "StaleStateError",
+    "an eager step in between": "StaleStateError",
+    "a second replay of the target on one refresh": "StaleStateError",
+}
+MODES = ("FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")
+
+
+def _results(version: str) -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "vllm" / f"{version}.json"
+    return json.loads(path.read_text("utf-8"))["results"]
+
+
+@pytest.fixture(params=list(SUPPORTED))
+def results(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return _results(request.param)
+
+
+def test_tokens_and_drafts_were_those_of_vllm_alone(results: dict[str, Any]) -> None:
+    seen = results["tokens"]
+    for label, found in seen.items():
+        switches = {name: each for name, each in found.items() if name.startswith("GRAPHSHARE")}
+        assert switches, label
+        for each in switches.values():
+            assert each["tokens_and_drafts_equal"], label
+            statistics = each["statistics_of_the_process"]
+            assert statistics["active"]
+            assert statistics["borrowed"] == statistics["graphs"]["draft_prefill"] > 0
+            assert each["faults_planted_in_the_process"] or statistics["refusals"] == {}
+        verified = switches["GRAPHSHARE_VLLM=verify"]["statistics_of_the_process"]
+        assert verified["verified"] == verified["builds_avoided"] > 0
+        assert all(each["fewest_distinct_of_64"] > 10 for each in found["vllm alone"].values())
+    assert {label.split(",")[0] for label in seen} == set(MODES)
+    assert {"Triton" in label for label in seen} == {"EAGLE-3" in label for label in seen}
+    assert {"8B" in label for label in seen} == {True, False}
+
+
+def test_planted_faults_were_refused(results: dict[str, Any]) -> None:
+    found = results["planted_faults"]
+    assert any(label.endswith("=on") for label in found)
+    for each in found.values():
+        assert {name: answer["error"] for name, answer in each["answers"].items()} == PLANTED
+        assert each["tokens_as_healthy"]
+    for each in results["a_step_that_goes_on_with_another_key"].values():
+        assert each["error"] == "StaleStateError"
+
+
+def test_no_draft_prefill_was_built_while_serving(results: dict[str, Any]) -> None:
+    for label, each in results["builds_while_serving"].items():
+        if label.endswith("=on"):
+            draft = {name for name in each["builds"] if name.startswith("draft")}
+            assert draft == {"draft, query length 1"}, label
+
+
+def test_drafts_captured_on_their_own_contents(results: dict[str, Any]) -> None:
+    for label, each in results["what_the_draft_captured_on"].items():
+        if "GRAPHSHARE" in label:
+            assert each["on_their_own_contents"] == each["warmups_looked_at"] > 0, label
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "0.25.1"])
+def test_upstream_captured_on_those_of_another_descriptor(version: str) -> None:
+    alone = {
+        label: each
+        for label, each in _results(version)["what_the_draft_captured_on"].items()
+        if label.endswith("vllm alone")
+    }
+    assert alone
+    assert all(each["on_their_own_contents"] == 1 < 7 for each in alone.values())
+
+
+def test_upstream_rebuilt_before_each_draft_prefill() -> None:
+    builds = _results("0.20.2")["builds_while_serving"]
+    (alone,) = (each for label, each in builds.items() if label.endswith("128, EAGLE, vllm alone"))
+    assert alone["builds"]["draft, query length 4"] == alone["draft_prefills"]["FULL"]

@@ -17,6 +17,9 @@ from benchmarks.vllm._variants import SHARE, as_variant, names, share_of_skippin
 from graphshare.adapters.vllm import sessions
 
 
+_FEWEST = 4
+
+
 def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
     """Hooks on against hooks off, from one call to the next: paired ratios with 95% intervals.
 
@@ -40,6 +43,7 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
             llm.generate(requests, params, use_tqdm=False)
             return time.perf_counter() - start
 
+    deadline = time.perf_counter() + options.seconds
     for concurrency, count in zip(options.concurrency, _forever(options.pairs), strict=False):
         requests = [
             {"prompt_token_ids": [rng.randrange(10, 30000) for _ in range(128)]}
@@ -49,11 +53,13 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
             for variant in variants:
                 seconds(variant, requests, new)
             times: dict[str, list[float]] = {variant: [] for variant in variants}
-            for _ in range(rounds):
+            for done in range(rounds):
+                if done >= _FEWEST and time.perf_counter() > deadline:
+                    break
                 for variant in rng.sample(variants, len(variants)):
                     times[variant].append(seconds(variant, requests, new))
             found[f"concurrency {concurrency}, {new} tokens"] = {
-                "rounds": rounds,
+                "rounds": len(times["off"]),
                 "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
                 "to_off": {
                     name: bootstrap(

@@ -11,6 +11,7 @@ import collections
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 import traceback
@@ -234,6 +235,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[60, 60, 30],
         help="by concurrency; the last goes on",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="of the end-to-end times; then fewer rounds"
     )
     parser.add_argument("--profiled", type=int, default=6, help="runs of each variant")
     parser.add_argument("--wait-for", type=Path, help="take times when this file is there")

@@ -16,7 +16,6 @@ from benchmarks.vllm import _engine
 from benchmarks.vllm._variants import SHARE, as_variant, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
-
 _FEWEST = 4
 
 

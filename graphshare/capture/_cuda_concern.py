@@ -8,8 +8,10 @@ import torch
 
 from graphshare.capture._cuda_nodes import GraphIndex, Group, NodeIndex
 from graphshare.capture._cuda_params import KernelParams
+from graphshare.capture._graph_driver import DriverError
+from graphshare.errors import RebindError
 
-__all__ = ["Concern", "Concerns", "Settable"]
+__all__ = ["Concern", "Concerns", "Settable", "failed", "refused"]
 
 _KEPT = 4  # changes of a graph
 
@@ -119,3 +121,28 @@ class Concerns:
                 params = own.params
             found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
         return found
+
+
+def failed(node: NodeIndex, call: Any, code: Any) -> RebindError:
+    """Make the error for a node that the driver did not change.
+
+    Args:
+        node: The node.
+        call: What was called.
+        code: The ``CUresult``.
+    """
+    named = getattr(call, "__name__", "the driver").lstrip("_")
+    return refused(node, "a node that the driver changes", str(DriverError(named, code.name)))
+
+
+def refused(node: NodeIndex, expected: str, got: str) -> RebindError:
+    """Make the error for a node that cannot be changed."""
+    named = f"{node.number}: {node.name}"
+    return RebindError(
+        f"rebind of node {named}",
+        expected=expected,
+        got=got,
+        consequence="The graph would go on reading the old memory",
+        remedy="Capture the keys anew",
+        node=named,
+    )

@@ -14,6 +14,7 @@ from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
 from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._failure import graph_memory_moves
 from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
+from graphshare.capture._kept_graph import Behind, CatchesUp
 from graphshare.capture._tensor_maps import TensorMaps, tensor_maps
 from graphshare.capture.moves import Moves
 from graphshare.capture.patching import Patch
@@ -64,6 +65,10 @@ class GraphNodes:
                 self._own = MemoryRanges.merged(own.pairs, device)
                 self._index = GraphIndex(self._driver, raw, self._maps, known, own)
                 self._concerns = Concerns(self._index)
+            self._behind: Behind | None = None
+            if isinstance(graph, CatchesUp):
+                self._behind = Behind(self._concerns, device)
+                graph.behind = (*graph.behind, self._behind)
         except DriverError as error:
             raise ProvenanceError(
                 "reading a CUDA graph",
@@ -107,7 +112,7 @@ class GraphNodes:
                 node=named,
             )
         executable = self._driver.executable(self._executable())
-        return GraphPatch(self._concerns, executable, moves, self._device)
+        return GraphPatch(self._concerns, executable, moves, self._device, self._behind)
 
     def _executable(self) -> int:
         # Asked each time: torch makes another one when it instantiates the graph again.

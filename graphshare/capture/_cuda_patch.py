@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from graphshare.capture._cuda_concern import Concerns
-from graphshare.capture._cuda_nodes import Group, NodeIndex
-from graphshare.capture._graph_driver import DriverError
+from graphshare.capture._cuda_concern import Concerns, failed, refused
+from graphshare.capture._cuda_nodes import Group
+from graphshare.capture._kept_graph import Behind
 from graphshare.capture.moves import Moves
 from graphshare.capture.patching import Patch
 from graphshare.errors import RebindError
@@ -24,14 +24,21 @@ class GraphPatch(Patch):
         executable: Handle of the executable graph.
         moves: What goes where.
         device: Where the graph runs.
+        behind: What brings the graph up to date when it is asked for; ``None`` for at once.
 
     Raises:
         RebindError: It has a node whose addresses cannot be changed.
     """
 
     def __init__(
-        self, concerns: Concerns, executable: Any, moves: Moves, device: torch.device
+        self,
+        concerns: Concerns,
+        executable: Any,
+        moves: Moves,
+        device: torch.device,
+        behind: Behind | None = None,
     ) -> None:
+        self._behind = behind
         index = concerns.index
         self._index, self._executable, self._device = index, executable, device
         self._before = index.groups
@@ -51,7 +58,7 @@ class GraphPatch(Patch):
         for each in concern.nodes if concern.kinds - index.driver.setters.keys() else ():
             if each.kind not in index.driver.setters:
                 got = f"a node {each.kind!r}"
-                raise _refused(each.node, "one whose addresses can be changed", got)
+                raise refused(each.node, "one whose addresses can be changed", got)
         self._settable = concern.nodes
         self._done = False
         self._in_executable = self._in_graph = 0  # how many of the nodes are set
@@ -66,7 +73,8 @@ class GraphPatch(Patch):
             try:
                 self._write(new=True)
                 self._set_executable()
-                self._set_graph()
+                if self._behind is None:
+                    self._set_graph()
             except BaseException as error:
                 self._write(new=False)
                 worse = self._set_back()
@@ -75,6 +83,8 @@ class GraphPatch(Patch):
                 raise
         self._index.regroup(self._moved())
         self._done = True
+        if self._behind is not None:
+            self._behind.add(self._concern)
 
     def revert(self) -> None:
         """Set the old ones."""
@@ -82,6 +92,8 @@ class GraphPatch(Patch):
             return
         self._done = False
         self._index.regroup(self._before)
+        if self._behind is not None:  # somebody may have asked in between
+            self._behind.add(self._concern)
         with torch.cuda.device(self._device):
             self._write(new=False)
             worse = self._set_back()
@@ -96,7 +108,7 @@ class GraphPatch(Patch):
                 call = setters[kind].executable
                 (code,) = call(executable, handle, params)
                 if code:
-                    raise _failed(node, call, code)
+                    raise failed(node, call, code)
                 done += 1
         finally:
             self._in_executable = done
@@ -109,7 +121,7 @@ class GraphPatch(Patch):
                 call = setters[kind].graph
                 (code,) = call(handle, params)
                 if code:
-                    raise _failed(node, call, code)
+                    raise failed(node, call, code)
                 done += 1
         finally:
             self._in_graph = done
@@ -128,20 +140,20 @@ class GraphPatch(Patch):
         Returns:
             The error of the first that cannot be set back.
         """
-        failed: RebindError | None = None
+        error: RebindError | None = None
         setters, executable = self._index.driver.setters, self._executable
         for number, (kind, handle, params, node, _) in enumerate(self._settable):
             calls = setters[kind]
             if number < self._in_executable:
                 (code,) = calls.executable(executable, handle, params)
                 if code:
-                    failed = failed or _failed(node, calls.executable, code)
+                    error = error or failed(node, calls.executable, code)
             if number < self._in_graph:
                 (code,) = calls.graph(handle, params)
                 if code:
-                    failed = failed or _failed(node, calls.graph, code)
+                    error = error or failed(node, calls.graph, code)
         self._in_executable = self._in_graph = 0
-        return failed
+        return error
 
     def _moved(self) -> dict[int, Group]:
         """Return the groups as they are after the change."""
@@ -154,20 +166,3 @@ class GraphPatch(Patch):
             else:  # what stays has the value already
                 groups[value] = [*group[0], *other[0]], sorted({*group[1], *other[1]})
         return groups
-
-
-def _failed(node: NodeIndex, call: Any, code: Any) -> RebindError:
-    named = getattr(call, "__name__", "the driver").lstrip("_")
-    return _refused(node, "a node that the driver changes", str(DriverError(named, code.name)))
-
-
-def _refused(node: NodeIndex, expected: str, got: str) -> RebindError:
-    named = f"{node.number}: {node.name}"
-    return RebindError(
-        f"rebind of node {named}",
-        expected=expected,
-        got=got,
-        consequence="The graph would go on reading the old memory",
-        remedy="Capture the keys anew",
-        node=named,
-    )

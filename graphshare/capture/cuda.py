@@ -25,6 +25,7 @@ from graphshare.capture._graph_memory import (
     memory_for,
     segments_of,
 )
+from graphshare.capture._kept_graph import KeptGraph
 from graphshare.capture.moves import Moves
 from graphshare.capture.patching import Patch
 from graphshare.capture.reading import GraphReading
@@ -221,7 +222,7 @@ class CudaBackend:
         with self.session(), torch.cuda.device(self.device):
             self._refuse_nesting()
             memory = self._memory
-            graph = torch.cuda.CUDAGraph(keep_graph=self._inspectable)
+            graph = KeptGraph(keep_graph=True) if self._inspectable else torch.cuda.CUDAGraph()
             for generator in self._generators:
                 graph.register_generator_state(generator)
             reserved_bytes = torch.cuda.memory_reserved()

@@ -13,6 +13,7 @@ from graphshare.adapters.toy.checkpoint import new_models
 from graphshare.adapters.toy.forwards import Forwards
 from graphshare.adapters.toy.graphs import target_keys
 from graphshare.capture import _graph_driver, _tensor_maps
+from graphshare.capture._cuda_graph import ForeignGraph
 from graphshare.provenance import Certainty, Use
 from tests.gpu.library_forwards import CASES
 from tests.movable import MovableOwner, key_of, poisoned, pool_of
@@ -252,6 +253,25 @@ def test_a_graph_is_right_after_torch_makes_it_executable_again():
     pool.rebind({y: x})
     pool.refresh(KEY, 1)
     assert pool.replay(KEY).tolist() == [2.0] * 64
+
+
+def test_whoever_reads_the_graph_itself_finds_what_runs():
+    """It stays behind its executable until it is asked for."""
+    x, y, z = (torch.full((64,), value, device="cuda") for value in (1.0, 3.0, 5.0))
+    pool = captured(lambda: x * 2)
+    graph = pool.lookup(KEY, "test").graph
+    for old, new in ((x, y), (y, z)):
+        pool.rebind({old: new})
+    held = {
+        word.address
+        for node in ForeignGraph(graph.graph, None, pool.device).read().nodes
+        for word in node.words
+    }
+    assert z.data_ptr() in held
+    assert not held & {x.data_ptr(), y.data_ptr()}
+    pool.recapture()
+    pool.rebind({x: y})
+    pool.close()
 
 
 def test_memory_of_a_pool_that_was_freed_and_taken_again_has_no_name():

@@ -9,6 +9,7 @@ _REBIND = "tests/contract/test_rebind.py::"
 _FAULTS = "tests/unit/test_rebind_faults.py::"
 _MOVES = "tests/property/test_moves.py::"
 _INDEX = "tests/unit/test_cuda_index.py::"
+_KEPT = "tests/unit/test_kept_graph.py::"
 
 MUTATIONS = (
     Mutation(
@@ -313,5 +314,42 @@ MUTATIONS = (
         "        moving = ~fixed.hold(values)\n",
         "        moving = values == values\n",
         (f"{_INDEX}test_the_graphs_own_memory_is_seen_and_does_not_move",),
+    ),
+    Mutation(
+        "kept-graph-stays-behind",
+        "whoever asks for the graph itself finds what runs",
+        "capture/_cuda_patch.py",
+        "        self._done = True\n        if self._behind is not None:\n"
+        "            self._behind.add(self._concern)\n",
+        "        self._done = True\n",
+        (
+            f"{_KEPT}test_whoever_asks_finds_what_runs",
+            f"{_KEPT}test_a_node_that_the_driver_refuses_then_is_named_and_asked_for_again",
+        ),
+    ),
+    Mutation(
+        "kept-graph-stays-ahead",
+        "a move that is undone is undone in a graph that was asked for in between",
+        "capture/_cuda_patch.py",
+        "        if self._behind is not None:  # somebody may have asked in between\n"
+        "            self._behind.add(self._concern)\n",
+        "",
+        (f"{_KEPT}test_what_is_undone_is_undone_in_both",),
+    ),
+    Mutation(
+        "refused-nodes-forgotten",
+        "a node that the driver refused is asked for again",
+        "capture/_kept_graph.py",
+        "        return found | self._refused\n",
+        "        return found\n",
+        (f"{_KEPT}test_a_node_that_the_driver_refuses_then_is_named_and_asked_for_again",),
+    ),
+    Mutation(
+        "nodes-of-a-reset-graph",
+        "a graph that was reset has no nodes to set",
+        "capture/_kept_graph.py",
+        "        self.behind = ()\n",
+        "",
+        (f"{_KEPT}test_a_graph_that_was_reset_has_no_nodes_to_set",),
     ),
 )

@@ -41,7 +41,7 @@ class Relocation:
         same = record.leaves is record.reads
         self._leaves = self._reads if same else moves.memory(record.leaves)
         if states is not None and record.checker is not None:
-            self._checker = record.checker.moved(moves.address)
+            self._checker = record.checker.moved(moves.shift.address)
 
     def commit(self, by: Writer) -> None:
         """Let the record stand for it; nobody has built it there, so it is stale (rule 6).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +41,8 @@ class Concern(NamedTuple):
     Attributes:
         groups: The groups.
         moving: For each, the number of the pair that it moves with.
-        nodes: The nodes that they are in, in order.
-        kinds: Of these.
+        nodes: The nodes that they are in, kind by kind.
+        by_kind: The same.
         operands: Parameters of copies and fills, with an attribute and the word that it is.
         places: The words that change, ``[n]``, int64, on the host.
         pairs: The number of the pair that each of them moves with, ``[n]``, int64, on the host.
@@ -50,7 +51,7 @@ class Concern(NamedTuple):
     groups: list[Group]
     moving: list[int]
     nodes: list[Settable]
-    kinds: frozenset[str]
+    by_kind: dict[str, list[Settable]]
     operands: list[tuple[Any, str, int]]
     places: torch.Tensor
     pairs: torch.Tensor
@@ -90,6 +91,7 @@ class Concerns:
     def _find(self, groups: list[Group], moving: list[int]) -> Concern:
         numbers = {number for _, numbers in groups for number in numbers}
         nodes = [self.settable(number) for number in sorted(numbers)]
+        nodes.sort(key=lambda each: each.kind)
         operands = [
             (each.params, attribute, each.node.base + word)
             for each in nodes
@@ -102,7 +104,7 @@ class Concerns:
             groups,
             moving,
             nodes,
-            frozenset(each.kind for each in nodes),
+            {kind: list(each) for kind, each in groupby(nodes, lambda each: each.kind)},
             operands,
             torch.tensor(places, dtype=torch.int64, device="cpu"),
             torch.tensor(pairs, dtype=torch.int64, device="cpu"),

@@ -55,10 +55,9 @@ class GraphPatch(Patch):
         # the words are right after they were written once more.
         self._old = index.word_tensor[concern.places]
         self._new = self._old + moves.shifts[concern.pairs]
-        for each in concern.nodes if concern.kinds - index.driver.setters.keys() else ():
-            if each.kind not in index.driver.setters:
-                got = f"a node {each.kind!r}"
-                raise refused(each.node, "one whose addresses can be changed", got)
+        for kind in concern.by_kind.keys() - index.driver.setters.keys():
+            node = concern.by_kind[kind][0].node
+            raise refused(node, "one whose addresses can be changed", f"a node {kind!r}")
         self._settable = concern.nodes
         self._done = False
         self._in_executable = self._in_graph = 0  # how many of the nodes are set
@@ -104,12 +103,13 @@ class GraphPatch(Patch):
         """Set nodes of the executable graph to their words, one after the other."""
         setters, executable, done = self._index.driver.setters, self._executable, 0
         try:
-            for kind, handle, params, node, _ in self._settable:
+            for kind, nodes in self._concern.by_kind.items():
                 call = setters[kind].executable
-                (code,) = call(executable, handle, params)
-                if code:
-                    raise failed(node, call, code)
-                done += 1
+                for _, handle, params, node, _ in nodes:
+                    (code,) = call(executable, handle, params)
+                    if code:
+                        raise failed(node, call, code)
+                    done += 1
         finally:
             self._in_executable = done
 
@@ -117,12 +117,13 @@ class GraphPatch(Patch):
         """As :meth:`_set_executable`, for the graph that the executable was made of."""
         setters, done = self._index.driver.setters, 0
         try:
-            for kind, handle, params, node, _ in self._settable:
+            for kind, nodes in self._concern.by_kind.items():
                 call = setters[kind].graph
-                (code,) = call(handle, params)
-                if code:
-                    raise failed(node, call, code)
-                done += 1
+                for _, handle, params, node, _ in nodes:
+                    (code,) = call(handle, params)
+                    if code:
+                        raise failed(node, call, code)
+                    done += 1
         finally:
             self._in_graph = done
 

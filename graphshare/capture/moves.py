@@ -13,7 +13,7 @@ import torch
 from graphshare.arguments import listed, wrong_type
 from graphshare.memory import MemoryRanges, address_of, plain_tensors
 
-__all__ = ["MAX_ALIGNMENT", "Moves", "SplitError", "moves_of"]
+__all__ = ["MAX_ALIGNMENT", "Moves", "Shift", "SplitError", "moves_of"]
 
 MAX_ALIGNMENT = 256
 """Bytes. Libraries choose kernels by the alignment of what they are given; cuBLASLt looks at up to
@@ -21,6 +21,9 @@ MAX_ALIGNMENT = 256
 
 
 Runs = list[tuple[int, int]]
+
+
+_UNKNOWN = -1
 
 
 class SplitError(ValueError):
@@ -33,6 +36,36 @@ class _Move(NamedTuple):
     runs: Runs  # bytes of the old tensor: start and end of each run
     targets: Runs  # of the new one
     by: int
+
+
+class Shift:
+    """Where addresses go, without the tensors that they are of: it keeps no memory alive.
+
+    Args:
+        runs: Start and end of each run of old memory, and the number of its pair; in order.
+        steps: By how much each pair moves, in bytes.
+
+    Attributes:
+        steps: As given.
+    """
+
+    __slots__ = ("_runs", "_starts", "steps")
+
+    def __init__(self, runs: list[tuple[int, int, int]], steps: list[int]) -> None:
+        self._runs, self.steps = runs, steps
+        self._starts = [start for start, _, _ in runs]
+
+    def pair_at(self, address: int) -> int | None:
+        """Return the number of the pair whose old tensor an address lies in."""
+        found = bisect_right(self._starts, address) - 1
+        if found < 0 or address >= self._runs[found][1]:
+            return None
+        return self._runs[found][2]
+
+    def address(self, address: int) -> int:
+        """Return where an address is after the moves."""
+        pair = self.pair_at(address)
+        return address if pair is None else address + self.steps[pair]
 
 
 class Moves:
@@ -49,6 +82,10 @@ class Moves:
         pairs: As given, without those that stay where they are.
         ranges: The bytes of the old tensors.
         targets: The bytes of the new ones.
+        steps: By how much each pair moves, in bytes.
+        shift: Where addresses go.
+        pair_at: Its method.
+        address: Its method.
 
     Raises:
         TypeError: A value is no tensor with an address.
@@ -76,16 +113,14 @@ class Moves:
         self._moves = moves
         self._runs = runs
         self._starts = [start for start, _, _ in runs]
+        self.steps = [move.by for move in moves]
+        self.shift = Shift(runs, self.steps)
+        self.pair_at, self.address = self.shift.pair_at, self.shift.address
         self._wholes: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int]] = {}
 
     @cached_property
-    def steps(self) -> list[int]:
-        """By how much each pair moves, in bytes."""
-        return [move.by for move in self._moves]
-
-    @cached_property
     def shifts(self) -> torch.Tensor:
-        """The same, ``[pairs]``, int64, on the host."""
+        """By how much each pair moves, in bytes: ``[pairs]``, int64, on the host."""
         return torch.tensor(self.steps, dtype=torch.int64, device="cpu")
 
     def __bool__(self) -> bool:
@@ -94,13 +129,6 @@ class Moves:
     def bytes_of(self, pair: int) -> MemoryRanges:
         """Return the bytes of the old tensor of a pair, by its number."""
         return MemoryRanges.merged(self._moves[pair].runs, self.ranges.device)
-
-    def pair_at(self, address: int) -> int | None:
-        """Return the number of the pair whose old tensor an address lies in."""
-        found = bisect_right(self._starts, address) - 1
-        if found < 0 or address >= self._runs[found][1]:
-            return None
-        return self._runs[found][2]
 
     def pair_of(self, tensor: torch.Tensor) -> int:
         """Return the number of the pair in whose old memory a tensor lies that moves.
@@ -113,11 +141,6 @@ class Moves:
             return (
                 self.pair_at(tensor.untyped_storage().data_ptr()) or 0 if found is None else found
             )
-
-    def address(self, address: int) -> int:
-        """Return where an address is after the moves."""
-        pair = self.pair_at(address)
-        return address if pair is None else address + self._moves[pair].by
 
     def moving(self, ascending: list[int]) -> tuple[list[int], list[int]]:
         """Find those of many addresses that move.
@@ -163,8 +186,12 @@ class Moves:
         if not tensor.numel():
             return self._empty(tensor)
         start = tensor.data_ptr()
-        pair = self._whole(start, start + tensor.nbytes) if tensor.is_contiguous() else None
-        if pair is None:
+        pair = _UNKNOWN
+        if tensor.is_contiguous():
+            pair = self._whole(start, start + tensor.nbytes)
+            if pair is None:
+                return None
+        if pair == _UNKNOWN:
             mine = MemoryRanges.of([tensor])
             if not mine.overlaps(self.ranges):
                 return None
@@ -203,9 +230,17 @@ class Moves:
         return found
 
     def _whole(self, start: int, end: int) -> int | None:
-        """Return the pair in one run of which all bytes from ``start`` to ``end`` lie."""
+        """Return the pair in one run of which all bytes from ``start`` to ``end`` lie.
+
+        Returns:
+            ``None`` if none of them moves; ``_UNKNOWN`` if they are in several runs, or in part.
+        """
+        runs = self._runs
         found = bisect_right(self._starts, start) - 1
-        return self._runs[found][2] if found >= 0 and end <= self._runs[found][1] else None
+        if found >= 0 and start < runs[found][1]:
+            return runs[found][2] if end <= runs[found][1] else _UNKNOWN
+        after = found + 1
+        return None if after == len(runs) or end <= runs[after][0] else _UNKNOWN
 
     def _empty(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Put a tensor without elements on the new storage: it would keep the old one alive."""

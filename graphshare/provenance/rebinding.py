@@ -212,7 +212,7 @@ def _plan(
         raise refuse.of(error, entry.key) from error
     checker = None
     if entry.view_checker is not None and moved is not None and moved.states is not None:
-        checker = entry.view_checker.moved(moves.address)
+        checker = entry.view_checker.moved(moves.shift.address)
     return _Planned(member, entry, patch, pairs.union(patch.pairs), outputs, graph_outputs, checker)
 
 

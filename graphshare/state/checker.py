@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -30,6 +31,7 @@ from graphshare.state.unmoved import fixed_tensors, write_unmoved
 __all__ = ["LayoutChecker"]
 
 _CHANCES = 8
+_LAZY_MOVES = 8
 
 
 class LayoutChecker:
@@ -43,7 +45,6 @@ class LayoutChecker:
         rules: Path pattern to rule, as ``StateOwner.host_values``.
 
     Attributes:
-        layout: The layout that was captured.
         matches: ``matches(state) -> bool``: ``True`` if ``state`` has no difference. ``False``
             means that it may have one; ``differences`` says. It never raises an ``Exception``.
 
@@ -53,9 +54,8 @@ class LayoutChecker:
         ValueError: A rule is unknown, or the state has more than a million leaves.
     """
 
-    __slots__ = ("layout", "matches")
+    __slots__ = ("__weakref__", "_layout", "_moves", "matches")
 
-    layout: Layout
     matches: Callable[[Any], bool]
 
     def __init__(
@@ -64,29 +64,38 @@ class LayoutChecker:
         device: torch.device | str,
         rules: Mapping[str, str] | None = None,
     ) -> None:
-        self.layout = layout_of(state, device, rules)
-        self.matches = self._prepared()
+        self._layout = layout_of(state, device, rules)
+        self._moves: tuple[Callable[[int], int], ...] = ()
+        self.matches = self.prepared()
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that was captured."""
+        if self._moves:
+            moves, self._moves = self._moves, ()
+            self._layout = self._layout.moved(lambda address: _in_turn(moves, address))
+        return self._layout
 
     def moved(self, address: Callable[[int], int]) -> LayoutChecker:
         """This checker when the captured tensors lie elsewhere, and all else is as captured.
 
-        It is prepared when it is first used: of many states that move at once, most are refreshed
-        much later.
+        All of it is done when it is first used: of many states that move at once, most are
+        refreshed much later.
 
         Args:
-            address: Where an address of the device is then.
+            address: Where an address of the device is then; kept until it was used.
         """
         made = object.__new__(LayoutChecker)
-        made.layout = self.layout.moved(address)
-        made.matches = made._first_match
+        if len(self._moves) == _LAZY_MOVES:
+            made._layout, made._moves = self.layout, (address,)
+        else:
+            made._layout, made._moves = self._layout, (*self._moves, address)
+        made.matches = partial(_first_match, ref(made))  # not by itself: that were a cycle
         return made
 
-    def _prepared(self) -> Callable[[Any], bool]:
+    def prepared(self) -> Callable[[Any], bool]:
+        """Return the check, made ready."""
         return _quick_check(self.layout) or _plain_check(self.layout)
-
-    def _first_match(self, state: Any) -> bool:
-        self.matches = self._prepared()
-        return self.matches(state)
 
     def watch(self, state: Any) -> Callable[[], bool] | None:
         """A check of ``state`` for as long as builds return that very object.
@@ -112,6 +121,20 @@ class LayoutChecker:
             TypeError: ``state`` has a tensor without an address.
         """
         return _differences(self.layout, state)
+
+
+def _first_match(checker: Callable[[], LayoutChecker | None], state: Any) -> bool:
+    this = checker()
+    if this is None:  # who calls this has let go of it: let the exact comparison decide
+        return False
+    this.matches = this.prepared()
+    return this.matches(state)
+
+
+def _in_turn(moves: tuple[Callable[[int], int], ...], address: int) -> int:
+    for move in moves:
+        address = move(address)
+    return address
 
 
 def _differences(layout: Layout, state: Any) -> list[LayoutDifference]:

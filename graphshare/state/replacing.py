@@ -213,7 +213,9 @@ def _within(value: Any) -> list[Any]:
         return list(value)
     shape = shape_of(cls)
     found: list[Any] = []
-    if shape.kind is Kind.SEQUENCE:
+    if isinstance(value, tuple):
+        found.extend(tuple.__iter__(value))
+    elif shape.kind is Kind.SEQUENCE:
         found.extend(iterate_of(cls)(value))
     elif shape.kind is Kind.MAPPING:
         found.extend(dict.values(value) if isinstance(value, dict) else value.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -550,3 +552,39 @@ def test_a_tensor_that_lies_nowhere_cannot_be_named(call: str) -> None:
     given = () if call == "label" else (K8,)
     with pytest.raises(TypeError, match=r"buffers: a\.b: expected a strided tensor"):
         getattr(pool, call)(*given, buffers={"a": {"b": nested}})
+
+
+def test_layouts_follow_any_number_of_moves_before_anybody_looks() -> None:
+    owner = Owner()
+    pool = pool_of(owner)
+    pool.capture([K8], forward)
+    (record,) = pool.holdings.records()
+    for _ in range(20):
+        pool.rebind(owner.move())
+    assert record.checker is not None
+    leaves = {leaf.path: leaf.address for leaf in record.checker.layout.tensors}
+    assert leaves == {
+        "attn_metadata.seq_lens": owner.seq_lens.data_ptr(),
+        "slot_mappings": owner.slots.data_ptr(),
+    }
+    for batch in (5, 4):
+        pool.refresh(K8, batch)
+        assert torch.equal(pool.replay(K8), CACHE / batch)
+        pool.rebind(owner.move())
+
+
+def test_a_checker_that_moved_is_freed_without_a_collection() -> None:
+    owner = Owner()
+    pool = pool_of(owner)
+    pool.capture([K8], forward)
+    (record,) = pool.holdings.records()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        pool.rebind(owner.move())
+        gone = weakref.ref(record.checker)
+        pool.rebind(owner.move())
+        assert gone() is None
+    finally:
+        if enabled:
+            gc.enable()

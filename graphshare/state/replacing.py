@@ -76,9 +76,13 @@ class _Once:
                 there = self.of(item)
             if there is not item:
                 changed = True
-        result = made[name] = (
-            _copied(value, lambda item: known(id(item), item)) if changed else value
-        )
+        if not changed:
+            result = value
+        elif cls is dict:
+            result = {key: known(id(item), item) for key, item in value.items()}
+        else:
+            result = _copied(value, lambda item: known(id(item), item))
+        made[name] = result
         return result
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 
 from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import parts
@@ -190,3 +191,21 @@ def test_a_draft_is_kept_from_a_full_graph_that_the_target_did_not_run(vllm) -> 
     assert seen.refusals == {}
     assert seen.steered == (1 if vllm.version == "0.20.2" else 0)
     assert runner.speculator.eager_prefills == eager_alone + seen.steered
+
+
+def test_a_draft_follows_the_target_onto_its_full_graph(vllm) -> None:
+    """vLLM 0.20.2 judges the padded batch: three requests of four tokens look like no decodes."""
+
+    def three_decodes(runner):
+        executed = runner.execute_model([(row, [5, 6, 7, 8], 0) for row in range(3)])
+        assert (runner.ran[-1].cg_mode.name, runner.ran[-1].num_tokens) == ("FULL", 16)
+        before = runner.speculator.eager_prefills
+        runner.propose(executed, *(torch.tensor([1, 1, 1]) for _ in range(3)))
+        return runner.speculator.eager_prefills - before
+
+    alone = three_decodes(vllm.start(cudagraph_mode="FULL_AND_PIECEWISE"))
+    assert alone == (1 if vllm.version == "0.20.2" else 0)
+    activate()
+    assert three_decodes(vllm.start(cudagraph_mode="FULL_AND_PIECEWISE")) == 0
+    assert statistics().builds_avoided == 1
+    assert statistics().steered == 0

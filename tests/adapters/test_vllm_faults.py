@@ -67,6 +67,26 @@ def test_a_step_off_the_graphs_in_between_is_refused(vllm, cudagraph_mode) -> No
     assert refused.value.rule == "invalidated"
 
 
+def test_a_build_that_fails_has_written_too(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    executed(runner)
+    key = runner.ran[-1]
+    builder = runner.attn_groups[0][0].get_metadata_builder(0)
+    build = builder.build
+
+    def fail(common, for_capture):
+        build(common, for_capture)
+        raise MemoryError
+
+    builder.build = fail
+    with pytest.raises(MemoryError):
+        executed(runner)
+    with pytest.raises(StaleStateError) as refused:
+        runner.speculator.prefill_cudagraph_manager.run_fullgraph(key)
+    assert refused.value.rule == "invalidated"
+
+
 @pytest.mark.parametrize("mode", ["strict", "verify"])
 def test_draft_decodes_need_a_build_each(vllm, mode) -> None:
     activate(mode)

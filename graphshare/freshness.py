@@ -223,6 +223,9 @@ class StateRecord:
     def _lies_elsewhere(self) -> None:
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self.ledger.forget()
+        self._reset_watches()
+
+    def _reset_watches(self) -> None:
         for watch in self.watches.values():
             watch.reset()
 
@@ -288,7 +291,10 @@ class StateRecord:
             self._leases_changed()
 
     def _leases_changed(self) -> None:
-        self.wants_check = any(each.checked for each in self.leases)
+        self.ledger.epoch += 1
+        wanted, self.wants_check = self.wants_check, any(each.checked for each in self.leases)
+        if self.wants_check is not wanted:
+            self._reset_watches()
         self.borrowers = [each for each in self.leases if each.borrowed]
 
     def build(
@@ -341,7 +347,7 @@ class StateRecord:
             self.begin(by, key)  # what it wrote may be more than what was known before
         self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True
-        self.ledger.enter(self)
+        self.ledger.live[self.serial] = self.ref
         return state
 
     def abandon(self) -> None:
@@ -386,9 +392,8 @@ class StateRecord:
         """The build for a batch returned what the graphs can read (rule 1); leases come on top."""
         self.intact = True
         self.why = None
-        ledger = self.ledger  # as `Ledger.enter`, without the call
-        ledger.live[self.serial] = self.ref
-        ledger.arrivals += 1
+        self.ledger.live[self.serial] = self.ref
+        self.ledger.epoch += 1
 
     def spoil(self, why: Why, *, first: bool = False) -> None:
         """Make it stale for every pool; ``first`` as in :meth:`Lease.stop`."""
@@ -396,12 +401,14 @@ class StateRecord:
         if self.why is None or not first:
             self.why = why
         self.ledger.live.pop(self.serial, None)
+        self.ledger.epoch += 1
         for lease in self.leases:
             lease.stop(why, first=first)
 
     def written_by_forward(self, by: Writer, own: Lease | None) -> None:
         """A graph that writes its state is about to run (rule 5)."""
         why = Why(Staleness.FORWARD_WROTE, by)
+        self.ledger.epoch += 1
         for lease in self.leases:
             if lease is not own:
                 lease.stop(why, first=True)
@@ -417,21 +424,18 @@ class Ledger:
 
     Attributes:
         live: By number, weakly.
-        arrivals: Goes up when a build may have to make stale what it had not to before.
+        epoch: Goes up with all that a refresh has to look at: a state that becomes fresh or stale,
+            lies elsewhere or is read by another pool, a build that may write more, a lease that is
+            stopped, a pool that was granted another state since.
         captures_under_way: Names of the pools of the device that are capturing.
     """
 
     def __init__(self) -> None:
         self.live: dict[int, weakref.ref[StateRecord]] = {}
-        self.arrivals = 0
+        self.epoch = 0
         self.captures_under_way: list[str] = []
         self._books: weakref.WeakValueDictionary[int, OwnerBook] = weakref.WeakValueDictionary()
         self._remembered: list[Reach] = []
-
-    def enter(self, record: StateRecord) -> None:
-        """The memory of a state holds what was built for it."""
-        self.live[record.serial] = record.ref
-        self.arrivals += 1
 
     def remember(self, reach: Reach) -> None:
         """Clear it when any build may write more, or any state lies elsewhere than now."""
@@ -442,7 +446,7 @@ class Ledger:
         for reach in self._remembered:
             reach.clear()
         self._remembered.clear()
-        self.arrivals += 1
+        self.epoch += 1
 
     def others(self, record: StateRecord) -> list[StateRecord]:
         """The records that are intact, without ``record``."""

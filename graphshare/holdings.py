@@ -217,6 +217,7 @@ class Holdings(Generic[K]):
                 record.key = record.keys[0]
             lease.choose_live_key(record.keys)
             return
+        self.tally.gone_refreshes += lease.refreshes
         self.tally.gone_replays += lease.replays
         self.tally.gone_avoided += lease.builds_avoided
         del self._leases[record.serial]

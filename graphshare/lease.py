@@ -71,6 +71,8 @@ class Lease:
         left: Replays that remain; what the hot path reads.
         limit: Replays that a refresh grants.
         granted: Replays that were ever granted, without those that were taken back.
+        avoided: As ``builds_avoided``, without the last refresh.
+        refreshes: Of the state, by the owner's pool whose lease it is.
         keys: The pool's captured keys on this state.
         borrowed: Whether the pool is not the owner's.
         checked: Whether the pool wants its states checked at refresh.
@@ -79,8 +81,8 @@ class Lease:
     """
 
     __slots__ = (
-        "_avoided", "borrowed", "checked", "clock", "granted", "holder", "keys", "left", "limit",
-        "live_key", "why",
+        "avoided", "borrowed", "checked", "clock", "granted", "holder", "keys", "left", "limit",
+        "live_key", "refreshes", "why",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +97,7 @@ class Lease:
         self.live_key: Hashable = None
         self.why: Why | None = NEVER
         self.left = self.granted = 0
-        self._avoided = 0
+        self.avoided = self.refreshes = 0
         if not checked:
             self.left = self.granted = self.limit = _UNLIMITED
 
@@ -109,17 +111,16 @@ class Lease:
         """Whether the state was released, or the loan closed; nothing revives it."""
         return self.why is not None and self.why.rule is Staleness.RELEASED
 
-    def grant(self, serial: int) -> None:
+    def grant(self) -> None:
         """A refresh: allow ``limit`` replays again."""
-        # What a refresh of the owner's own lease does as well, in line; see `refreshing`.
+        # `refreshing` has the same in line, for leases that nothing has stopped.
         spent = self.limit - self.left
         if spent:
             if self.why is None:
-                self._avoided += self.borrowed
+                self.avoided += self.borrowed
             self.granted += spent
             self.left = self.limit
         self.why = None
-        self.clock.latest = serial
 
     def stop(self, why: Why, *, first: bool = False) -> None:
         """Allow no further replay.
@@ -133,7 +134,7 @@ class Lease:
         before = self.why
         if before is None:
             if self.left != self.limit:
-                self._avoided += self.borrowed
+                self.avoided += self.borrowed
         elif before.rule is Staleness.RELEASED:
             return
         # Counting here keeps every counter but `left` off the replay path.
@@ -156,4 +157,4 @@ class Lease:
     def builds_avoided(self) -> int:
         """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
         used = self.why is None and self.left != self.limit
-        return self._avoided + (self.borrowed and used)
+        return self.avoided + (self.borrowed and used)

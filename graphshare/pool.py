@@ -359,12 +359,13 @@ class GraphPool(InspectedPool[K]):
         leases = self.holdings.leases()
         tally = self.tally
         dispatcher = self.holdings.dispatcher
+        refreshes = tally.gone_refreshes + sum(lease.refreshes for lease in leases)
         return PoolStatistics(
             name=self.name,
             keys=len(self._entries),
             captures=tally.captures,
-            builds=MappingProxyType(tally.all_builds()),
-            refreshes=tally.refreshes,
+            builds=MappingProxyType(tally.all_builds(refreshes)),
+            refreshes=refreshes,
             replays=tally.gone_replays + sum(lease.replays for lease in leases),
             builds_avoided=tally.gone_avoided + sum(lease.builds_avoided for lease in leases),
             refusals=MappingProxyType(dict(self.refuse.counts)),

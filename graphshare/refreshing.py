@@ -1,7 +1,8 @@
 """Refreshes: one function for each captured key, with all that it needs at hand.
 
-A build leaves the processor's caches cold, so every step of Python after it counts double. What
-can be decided when a key is registered is decided then, and what seldom happens is out of line.
+A build leaves the processor's caches cold, so every object that is touched after it counts many
+times. What can be decided when a key is registered is decided then, and what only some event can
+have changed is looked at where there was one: the ledger counts them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
-from graphshare.lease import Staleness, Why, Writer
+from graphshare.lease import Lease, Staleness, Why, Writer
 from graphshare.owner import Phase, name_build
 from graphshare.reach import Reach
 from graphshare.refusals import Refusals
@@ -107,72 +108,133 @@ def prepare_refresh(
         latest: The pool's states that were refreshed last.
         device: Of the pool.
     """
-    record, key, lease, ledger = entry.record, entry.key, entry.lease, entry.record.ledger
-    owner, serial = record.book.owner, record.serial
-    by, replay = (refuse.name, key), Phase.REPLAY
-    clock, limit = lease.clock, lease.limit
-    reach, overwritten = Reach(), Why(Staleness.OVERWRITTEN, by)
-    arrivals = -1
-    watch = record.watches[key] = Watch()
+    full = _InFull(entry, refuse, tally, latest, device)
+    record, key, lease, ledger = full.record, full.key, full.lease, full.ledger
+    owner, watch, limit, replay = record.book.owner, full.watch, lease.limit, Phase.REPLAY
+    # While the ledger's epoch is this one, all is as the last refresh left it, but for replays.
+    steady = -1
+    matches: Callable[[Any], bool] = _anything
+    borrowers: tuple[Lease, ...] = ()
 
     def refresh(batch: Any) -> None:
-        nonlocal arrivals
-        if record.order is not None:
-            record.order.before_build()
-        if ledger.arrivals != arrivals:
-            reach.overwrite(record, key, overwritten)
-            arrivals = ledger.arrivals
+        nonlocal steady, matches, borrowers
+        if ledger.epoch != steady:
+            full.begin()
         try:
             state = owner.build(key, batch, replay)
         except BaseException as error:
-            record.spoil(Why(Staleness.BUILD_FAILED, by))
-            name_build(error, refuse.name, key, replay)
+            full.failed(error)
             raise
-        if state is not watch.state or record.order is not None or not watch.unmoved():
-            checker = record.checker
-            if record.wants_check and checker is not None:
-                if not checker.matches(state):
-                    _look_closely(record, key, state, by, refuse, tally, device)
-                if watch.chances:
-                    watch.learn(state, checker)
-            if record.order is not None:
-                record.order.after_build()
+        if ledger.epoch != steady or (
+            (state is not watch.state or not watch.unmoved())
+            and (watch.chances or not matches(state))
+        ):
+            steady, matches, borrowers = full.finish(state)
         record.state = state
-        if record.why is not None:
-            record.revive()
         # As `Lease.grant`, without the call.
-        if lease.left != limit:
-            lease.granted += limit - lease.left
-            lease.left = limit
-        lease.why = None
-        clock.latest = serial
-        for borrower in record.borrowers:
-            if borrower.left != borrower.limit or borrower.why is not None:
-                borrower.grant(serial)
-            else:
-                borrower.clock.latest = serial
-        tally.refreshes += 1
-        if latest.newest is not record:
-            latest.supersede(record, by)
+        lease.granted += limit - lease.left
+        lease.left = limit
+        lease.refreshes += 1
+        for borrower in borrowers:
+            if borrower.left != borrower.limit:
+                borrower.granted += borrower.limit - borrower.left
+                borrower.left = borrower.limit
+                borrower.avoided += 1
 
     return refresh
 
 
-def _look_closely(
-    record: StateRecord,
-    key: Hashable,
-    state: Any,
-    by: Writer,
-    refuse: Refusals,
-    tally: Tally,
-    device: torch.device,
-) -> None:
-    """Refuse what a build returned, unless it is right after all."""
-    # Before the look, which may raise: the owner has written.
-    record.spoil(Why(Staleness.BUILD_FAILED, by))
-    tally.refused += 1
-    found = differences(refuse, record, key, state, "refresh")
-    if found:
-        record.strayed(state, by, device)
-        raise refuse.layout(key, found, keys=record.keys)
-    tally.refused -= 1
+class _InFull:
+    """What a refresh of one key does where something has happened since the last one."""
+
+    __slots__ = (
+        "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally", "by", "key", "lease",
+        "ledger", "record", "watch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        entry: Entry[Any],
+        refuse: Refusals,
+        tally: Tally,
+        latest: LiveStates,
+        device: torch.device,
+    ) -> None:
+        self._refuse, self._tally, self._latest, self._device = refuse, tally, latest, device
+        self.record, self.key, self.lease = entry.record, entry.key, entry.lease
+        self.ledger = entry.record.ledger
+        self.by = refuse.name, entry.key
+        self.watch = entry.record.watches[entry.key] = Watch()
+        self._reach, self._overwritten = Reach(), Why(Staleness.OVERWRITTEN, self.by)
+
+    def begin(self) -> None:
+        """Before the build: whom it may write over becomes stale (rule 2)."""
+        order = self.record.order
+        if order is not None:
+            order.before_build()
+        self._reach.overwrite(self.record, self.key, self._overwritten)
+
+    def failed(self, error: BaseException) -> None:
+        """The build raised."""
+        self.record.spoil(Why(Staleness.BUILD_FAILED, self.by))
+        name_build(error, self._refuse.name, self.key, Phase.REPLAY)
+
+    def finish(self, state: Any) -> tuple[int, Callable[[Any], bool], tuple[Lease, ...]]:
+        """After the build: look at what it returned, and make the state fresh.
+
+        Returns:
+            The epoch in which nothing of this need be done again, what compares a state with the
+            layout, and the leases of other pools.
+
+        Raises:
+            AddressChangedError, BakedValueChangedError: No graph can read the state.
+        """
+        record, order = self.record, self.record.order
+        matches = self._check(state)
+        if order is not None:
+            order.after_build()
+        if record.why is not None:
+            record.revive()
+        self.lease.why = None
+        self._grant(self.lease)
+        for borrower in record.borrowers:
+            borrower.grant()
+            self._grant(borrower)
+        if self._latest.newest is not record:
+            self._latest.supersede(record, self.by)
+        steady = self.ledger.epoch if order is None else -1
+        return steady, matches, tuple(record.borrowers)
+
+    def _check(self, state: Any) -> Callable[[Any], bool]:
+        record, watch, checker = self.record, self.watch, self.record.checker
+        if checker is None or not record.wants_check:
+            watch.chances = 0  # until somebody wants it looked at, when the watch is reset
+            return _anything
+        if state is not watch.state or record.order is not None or not watch.unmoved():
+            if not checker.matches(state):
+                self._look_closely(state)
+            if watch.chances:
+                watch.learn(state, checker)
+        return checker.matches
+
+    def _look_closely(self, state: Any) -> None:
+        """Refuse what a build returned, unless it is right after all."""
+        record, refuse, tally = self.record, self._refuse, self._tally
+        # Before the look, which may raise: the owner has written.
+        record.spoil(Why(Staleness.BUILD_FAILED, self.by))
+        tally.refused += 1
+        found = differences(refuse, record, self.key, state, "refresh")
+        if found:
+            record.strayed(state, self.by, self._device)
+            raise refuse.layout(self.key, found, keys=record.keys)
+        tally.refused -= 1
+
+    def _grant(self, lease: Lease) -> None:
+        clock, serial = lease.clock, self.record.serial
+        if clock.latest != serial:
+            clock.latest = serial
+            self.ledger.epoch += 1
+
+
+def _anything(_: Any) -> bool:
+    return True

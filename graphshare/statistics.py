@@ -45,17 +45,17 @@ class PoolStatistics:
 class Tally:
     """The counters of one pool, apart from it so that states may count without holding it."""
 
-    __slots__ = ("builds", "captures", "gone_avoided", "gone_replays", "refreshes", "refused")
+    __slots__ = ("builds", "captures", "gone_avoided", "gone_refreshes", "gone_replays", "refused")
 
     def __init__(self) -> None:
         self.captures = 0
-        self.refreshes = 0
         self.refused = 0  # builds of a refresh that returned what no graph can read
         self.builds = {"warmup": 0, "capture": 0, "replay": 0}  # those of a refresh are not in it
-        self.gone_replays = 0  # of leases that ended
+        self.gone_refreshes = 0  # of leases that ended
+        self.gone_replays = 0
         self.gone_avoided = 0
 
-    def all_builds(self) -> dict[str, int]:
-        """Return the builds by phase, those of refreshes included."""
-        replay = self.builds["replay"] + self.refreshes + self.refused
+    def all_builds(self, refreshes: int) -> dict[str, int]:
+        """Return the builds by phase, those of so many refreshes included."""
+        replay = self.builds["replay"] + refreshes + self.refused
         return {**self.builds, "replay": replay}

@@ -53,8 +53,8 @@ MUTATIONS = (
         "fresh-after-a-build-that-cannot-be-read",
         "a build that returned what cannot be compared leaves its key stale",
         "refreshing.py",
-        "    record.spoil(Why(Staleness.BUILD_FAILED, by))\n    tally.refused",
-        "    tally.refused",
+        "        record.spoil(Why(Staleness.BUILD_FAILED, self.by))\n        tally.refused",
+        "        tally.refused",
         (f"{_FILE}::test_a_tensor_without_an_address_at_a_refresh",),
     ),
     Mutation(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _FILE = "tests/unit/test_same_state.py"
+_STEADY = "tests/unit/test_steady_refresh.py"
 _ASSIGNED = f"{_FILE}::test_an_object_that_can_be_assigned_to_is_taken_apart_each_time"
 _IN_PLACE = f"{_FILE}::test_a_tensor_changed_in_place_is_seen"
 
@@ -132,8 +133,8 @@ MUTATIONS = (
         "watch-only-what-the-lender-checks",
         "an unchecked pool's state is looked at for a borrower that checks",
         "freshness.py",
-        "        self.wants_check = any(each.checked for each in self.leases)",
-        "        self.wants_check = self.leases[0].checked if self.leases else False",
+        "any(each.checked for each in self.leases)",
+        "bool(self.leases) and self.leases[0].checked",
         (f"{_FILE}::test_a_borrower_that_checks_makes_an_unchecked_lender_look",),
     ),
     # Whom a build spares.
@@ -202,8 +203,8 @@ MUTATIONS = (
         "a state that is built elsewhere before its capture is looked at anew, and so is what an "
         "owner that declares nothing may write",
         "freshness.py",
-        "        self.ledger.forget()\n        for watch",
-        "        for watch",
+        "        self.ledger.forget()\n        self._reset_watches()\n",
+        "        self._reset_watches()\n",
         (
             f"{_FILE}::test_a_state_that_is_built_elsewhere_before_its_capture",
             f"{_FILE}::test_a_key_more_of_an_owner_that_may_write_all",
@@ -213,25 +214,101 @@ MUTATIONS = (
         "spares-whoever-enters",
         "a state that became fresh since is looked at",
         "freshness.py",
-        "        ledger.live[self.serial] = self.ref\n        ledger.arrivals += 1\n",
-        "        ledger.live[self.serial] = self.ref\n",
-        (f"{_FILE}::test_another_owner_that_comes_into_the_memory_later",),
-    ),
-    Mutation(
-        "spares-what-is-built-for-a-capture",
-        "a refresh between a state's build for a capture and its commit is seen",
-        "freshness.py",
-        "        self.live[record.serial] = record.ref\n        self.arrivals += 1\n",
-        "        self.live[record.serial] = record.ref\n",
-        (f"{_FILE}::test_a_lenders_state_between_its_build_and_the_borrowers_commit",),
+        "        self.ledger.live[self.serial] = self.ref\n        self.ledger.epoch += 1\n",
+        "        self.ledger.live[self.serial] = self.ref\n",
+        (f"{_STEADY}::test_a_neighbour_that_writes_nowhere_else",),
     ),
     Mutation(
         "spares-what-was-forgotten",
         "what was forgotten is looked at again, also where nobody became fresh since",
         "freshness.py",
-        "        self._remembered.clear()\n        self.arrivals += 1\n",
+        "        self._remembered.clear()\n        self.epoch += 1\n",
         "        self._remembered.clear()\n",
         (f"{_FILE}::test_what_an_owner_declares_is_moved",),
+    ),
+    # What a steady refresh does not look at.
+    Mutation(
+        "steady-after-a-spoil",
+        "a refresh makes a state fresh that was spoilt since the last one",
+        "freshness.py",
+        "        self.ledger.live.pop(self.serial, None)\n        self.ledger.epoch += 1\n",
+        "        self.ledger.live.pop(self.serial, None)\n",
+        (f"{_STEADY}::test_an_invalidation",),
+    ),
+    Mutation(
+        "steady-after-a-forward-wrote",
+        "a refresh ends what a forward that writes did to other pools",
+        "freshness.py",
+        "        why = Why(Staleness.FORWARD_WROTE, by)\n        self.ledger.epoch += 1\n",
+        "        why = Why(Staleness.FORWARD_WROTE, by)\n",
+        (f"{_STEADY}::test_a_forward_that_writes",),
+    ),
+    Mutation(
+        "steady-with-other-borrowers",
+        "a refresh grants the pools that borrow now",
+        "freshness.py",
+        "        self.ledger.epoch += 1\n        wanted",
+        "        wanted",
+        (f"{_STEADY}::test_borrowers_that_come_and_go",),
+    ),
+    Mutation(
+        "steady-after-anothers-refresh",
+        "live_key follows the latest refresh, whoever made it",
+        "refreshing.py",
+        "            clock.latest = serial\n            self.ledger.epoch += 1\n",
+        "            clock.latest = serial\n",
+        (f"{_STEADY}::test_the_live_key_of_a_pool_that_owns_and_borrows",),
+    ),
+    Mutation(
+        "steady-under-strict",
+        "streams are ordered at each build",
+        "refreshing.py",
+        "self.ledger.epoch if order is None else -1",
+        "self.ledger.epoch",
+        (
+            f"{_STEADY}::test_a_strict_borrower_that_comes_later",
+            f"{_FILE}::test_strict_takes_every_state_apart",
+        ),
+    ),
+    Mutation(
+        "steady-whatever-the-build-does",
+        "a build that makes its own state stale is followed by a full refresh",
+        "refreshing.py",
+        "        if ledger.epoch != steady or (\n",
+        "        if steady < 0 or (\n",
+        (f"{_STEADY}::test_a_build_that_invalidates_while_it_runs",),
+    ),
+    Mutation(
+        "steady-without-a-look-at-tensors",
+        "a steady refresh looks at the tensors of the object that it knows",
+        "refreshing.py",
+        "(state is not watch.state or not watch.unmoved())\n",
+        "state is not watch.state\n",
+        (_IN_PLACE,),
+    ),
+    Mutation(
+        "steady-for-any-object",
+        "a steady refresh takes another object apart",
+        "refreshing.py",
+        "(state is not watch.state or not watch.unmoved())\n",
+        "not watch.unmoved()\n",
+        (f"{_FILE}::test_another_object_is_taken_apart_and_learned_again",),
+    ),
+    Mutation(
+        "steady-without-a-check",
+        "a steady refresh compares new objects with the layout",
+        "refreshing.py",
+        "and (watch.chances or not matches(state))",
+        "and watch.chances",
+        (f"{_STEADY}::test_a_state_that_moves",),
+    ),
+    Mutation(
+        "steady-for-ever",
+        "an event is followed by a full refresh",
+        "refreshing.py",
+        "        if ledger.epoch != steady:\n            full.begin()",
+        "        if steady < 0:\n            full.begin()",
+        (f"{_STEADY}::test_a_neighbour_that_becomes_fresh",),
     ),
     # The rest of a refresh.
     Mutation(
@@ -246,8 +323,8 @@ MUTATIONS = (
         "refused-builds-uncounted",
         "a build that was refused was a build",
         "statistics.py",
-        "+ self.refreshes + self.refused",
-        "+ self.refreshes",
+        "+ refreshes + self.refused",
+        "+ refreshes",
         (f"{_FILE}::test_a_build_that_is_right_after_a_second_look_counts_once",),
     ),
     Mutation(

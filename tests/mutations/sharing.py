@@ -170,9 +170,9 @@ MUTATIONS = (
     Mutation(
         "live-key-of-the-first-refresh",
         "live_key follows the producer's latest refresh",
-        "lease.py",
-        "self.clock.latest = serial",
-        "self.clock.latest = self.clock.latest or serial",
+        "refreshing.py",
+        "            clock.latest = serial\n",
+        "            clock.latest = clock.latest or serial\n",
         ("tests/unit/test_borrowing.py::test_the_live_key_follows_the_latest_refresh",),
     ),
     Mutation(

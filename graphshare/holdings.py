@@ -191,6 +191,9 @@ class Holdings(Generic[K]):
     def _lease(self, entry: Entry[K]) -> None:
         record, borrowed = entry.record, entry.borrowed
         found = self._leases.get(record.serial)
+        if found is not None and found[1].ended:  # by a loan that was closed, and this is another
+            self._count(found[1])
+            found = None
         if found is None:
             lease = Lease(self._limit, self.clock, borrowed=borrowed, checked=self._checked)
             lease.holder = weakref.ref(self)
@@ -217,15 +220,20 @@ class Holdings(Generic[K]):
                 record.key = record.keys[0]
             lease.choose_live_key(record.keys)
             return
-        self.tally.gone_refreshes += lease.refreshes
-        self.tally.gone_replays += lease.replays
-        self.tally.gone_avoided += lease.builds_avoided
+        if self.lease_on(record.serial) is not lease:
+            return  # it ended, and was counted when another took its place
+        self._count(lease)
         del self._leases[record.serial]
         if not lease.borrowed:
             record.released = True
             record.spoil(Why(Staleness.RELEASED, (record.pool_name, entry.key)))
             record.book.version += 1
         record.detach(lease)
+
+    def _count(self, lease: Lease) -> None:
+        self.tally.gone_refreshes += lease.refreshes
+        self.tally.gone_replays += lease.replays
+        self.tally.gone_avoided += lease.builds_avoided
 
     def end_loan(self, by: Writer) -> None:
         """The loan was closed: nothing borrowed may be replayed any more."""

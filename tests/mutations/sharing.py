@@ -168,6 +168,22 @@ MUTATIONS = (
         ("tests/unit/test_sharing.py::test_a_closed_consumer_ends_its_loan",),
     ),
     Mutation(
+        "a-closed-loan-ends-the-next-one",
+        "what is captured anew on another loan of the same state can be fresh",
+        "holdings.py",
+        "        if found is not None and found[1].ended:",
+        "        if False:",
+        ("tests/unit/test_sharing.py::test_a_loan_that_is_closed_and_declared_again",),
+    ),
+    Mutation(
+        "a-closed-loan-takes-the-next-one-along",
+        "letting go of a key on a closed loan leaves the next loan of that state alone",
+        "holdings.py",
+        "        if self.lease_on(record.serial) is not lease:\n",
+        "        if False:\n",
+        ("tests/unit/test_sharing.py::test_a_loan_that_is_closed_and_declared_again",),
+    ),
+    Mutation(
         "live-key-of-the-first-refresh",
         "live_key follows the producer's latest refresh",
         "refreshing.py",

@@ -249,6 +249,9 @@ class Lifetimes(Machine):
         refused: list[type[BaseException]] = []
         if lender.model.closed or consumer.model.closed:
             refused.append(ReleasedStateError)
+        lends = len(lender.real) or lender.model.owner is not None or lender.model.loan is not None
+        if consumer.model.owner is not None and not lends:
+            refused.append(OwnershipError)
         alive = any(not entry.dead for entry in consumer.model.entries.values())
         cycle = any(pool is consumer.model for pool in m.lenders(lender.model))
         if alive or cycle or consumer.model.loan is not None:

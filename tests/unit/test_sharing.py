@@ -412,3 +412,29 @@ def test_a_chain_outlives_its_middle(ending):
     assert last.replay(SMALL).tolist() == [12.0, 12.0]
     with pytest.raises((ReleasedStateError, KeyMismatchError)):
         middle.replay(SMALL)
+
+
+def test_a_loan_that_is_closed_and_declared_again():
+    """The same pools and the same state: what is captured anew is as fresh as the first was."""
+    target, draft, shared = pair(options={"replays_per_refresh": 2})
+    target.refresh(BIG, 1)
+    draft.replay(BIG)
+    draft.replay(BIG)
+    for again in (1, 2):
+        shared.close()
+        with pytest.raises(ReleasedStateError):
+            draft.replay(BIG)
+        shared = share_states(target, draft)
+        draft.capture([BIG], triple)  # of its two keys
+        with pytest.raises(StaleStateError):
+            draft.replay(BIG)
+        target.refresh(BIG, 1)
+        assert shared.live_key == BIG
+        draft.replay(BIG)
+        assert draft.statistics().replays == 2 + again
+        assert draft.statistics().builds_avoided == 1 + again
+    with pytest.raises(ReleasedStateError):
+        draft.replay(SMALL)
+    draft.release()
+    assert draft.statistics().replays == 4
+    assert draft.statistics().builds_avoided == 3

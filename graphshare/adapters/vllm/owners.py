@@ -108,29 +108,37 @@ class TargetOwner(_Owner):
     Args:
         runner: vLLM's V2 model runner.
         capture_inputs: vLLM's ``prepare_inputs_to_capture``.
+
+    Attributes:
+        first: A layer of the first group.
+        others: A layer of each other group.
     """
 
     def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
         super().__init__(runner, capture_inputs)
         first, *others = (group for within in runner.attn_groups for group in within)
-        self._first = first.layer_names[0]
-        self._others = [group.layer_names[0] for group in others]
+        self.first: str = first.layer_names[0]
+        self.others: list[str] = [group.layer_names[0] for group in others]
 
-    def build(self, key: Any, batch: Mapping[str, Any] | None, phase: Phase) -> Any:
-        """Build on vLLM's dummy requests for a capture; for a step, take what the runner built.
+    def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+        """Build on vLLM's dummy requests for a capture; for a step, return what was picked of it.
 
         Args:
             key: vLLM's descriptor.
-            batch: What the runner's model state has just returned for the step, by layer.
+            batch: For a step, what :meth:`pick` took of what the runner has just built.
             phase: What for.
         """
         del phase
-        if batch is None:
-            runner = self._runner
-            batch = self._for_capture(key, runner.input_buffers, runner.attn_groups)
-        if self._others:
-            return (batch[self._first], *(batch[name] for name in self._others))
-        return batch[self._first]
+        if batch is not None:
+            return batch
+        runner = self._runner
+        return self.pick(self._for_capture(key, runner.input_buffers, runner.attn_groups))
+
+    def pick(self, metadata: Mapping[str, Any]) -> Any:
+        """Return the state among what vLLM's code returned, by layer."""
+        if self.others:
+            return (metadata[self.first], *(metadata[name] for name in self.others))
+        return metadata[self.first]
 
     def lent(self, layers: Iterable[str]) -> Callable[[Any], AttentionState]:
         """Return the view of these layers on a state, by their own names."""
@@ -139,7 +147,7 @@ class TargetOwner(_Owner):
         wanted = [(layer, place[layer]) for layer in layers]
 
         def view(state: Any) -> AttentionState:
-            each = state if self._others else (state,)
+            each = state if self.others else (state,)
             return AttentionState({layer: each[index] for layer, index in wanted})
 
         return view

@@ -129,6 +129,8 @@ class Serving:
         prepare_attn, dispatch = model_state.prepare_attn, manager.dispatch
         self._prepare_attn = prepare_attn
         steps, keeps_batch = self._steps(), self._keeps_batch()
+        owner: Any = target.owner
+        only = None if owner.others else owner.first
         latest: Any = target.keys()[0]
         full, mode = latest.cg_mode, latest.cg_mode
         lease: Lease | None = None
@@ -180,7 +182,7 @@ class Serving:
             if keeps_batch:
                 self._batch = input_batch, cudagraph_mode, block_tables, slot_mappings
                 self._refresh = refresh
-            refresh(metadata)
+            refresh(metadata[only] if only is not None else owner.pick(metadata))
             return metadata
 
         def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +231,9 @@ class Serving:
                 owner.compared_with = None
             self.verified += 1
             # It leaves the lender stale.
-            refresh(self._prepare_attn(*batch, runner.attn_groups, runner.kv_cache_config))
+            lender: Any = self.target.owner
+            again = self._prepare_attn(*batch, runner.attn_groups, runner.kv_cache_config)
+            refresh(lender.pick(again))
         bound.replay()
 
     # What the draft builds by itself.

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from graphshare import AddressChangedError
 from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import Request, full_steps, requests, serve
@@ -50,6 +51,25 @@ def test_any_number_of_drafts(vllm, num_draft_tokens) -> None:
     activate("verify")
     assert serve(vllm.start(**options), requests(2)) == alone
     assert statistics().refusals == {}
+
+
+@pytest.mark.parametrize("mode", ["on", "strict", "verify"])
+@pytest.mark.parametrize("layers_alone", [1, 2])
+def test_layers_in_several_attention_groups(vllm, mode, layers_alone) -> None:
+    alone = serve(vllm.start(layers_alone=layers_alone), requests(1))
+    activate(mode)
+    runner = vllm.start(layers_alone=layers_alone)
+    assert len(runner.attn_groups[0]) == layers_alone + 1
+    assert serve(runner, requests(1)) == alone
+    seen = statistics()
+    assert seen.refusals == {}
+    assert seen.builds_avoided == full_steps(runner) > 0
+    for group in runner.attn_groups[0]:
+        before = group.metadata_builders
+        group.metadata_builders = [type(before[0])(4)]
+        with pytest.raises(AddressChangedError, match="scheduler_metadata"):
+            runner.execute_model([(0, [5, 6, 7, 8], 0)])
+        group.metadata_builders = before
 
 
 def test_drafts_are_sometimes_right_and_steps_of_every_kind_occur(vllm) -> None:

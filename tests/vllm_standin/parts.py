@@ -251,12 +251,16 @@ class AttentionGroup:
         return self.metadata_builders[ubatch_id]
 
 
-def make_groups(backend, layer_names, max_num_reqs, head_size=128):
+def make_groups(backend, layer_names, max_num_reqs, head_size=128, alone=0):
+    """Groups of one cache group: one for each of the first ``alone`` layers, one for the rest."""
     builder = TritonAttentionBuilder if backend is TritonAttentionBackend else FlashAttentionBuilder
-    group = AttentionGroup(
-        backend, list(layer_names), KVCacheSpec(head_size), [builder(max_num_reqs)]
-    )
-    return [[group]]
+    parts = [[name] for name in layer_names[:alone]] + [list(layer_names[alone:])]
+    return [
+        [
+            AttentionGroup(backend, names, KVCacheSpec(head_size), [builder(max_num_reqs)])
+            for names in parts
+        ]
+    ]
 
 
 def build_slot_mappings_by_layer(slot_mappings, kv_cache_config):

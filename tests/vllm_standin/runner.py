@@ -37,6 +37,7 @@ class Config:
     cudagraph_mode: str = "FULL"
     backend: Any = FlashAttentionBackend
     head_size: int = 128
+    layers_alone: int = 0
     method: str = "eagle"
     lora_cases: tuple[int, ...] = (0,)
     parallel: dict[str, int] = field(default_factory=dict)
@@ -64,7 +65,7 @@ def runner_class(version, world):
             names = list(layers)
             self.kv_cache_config = KVCacheConfig([KVCacheGroup(names)])
             self.attn_groups = make_groups(
-                config.backend, names, config.max_num_reqs, config.head_size
+                config.backend, names, config.max_num_reqs, config.head_size, config.layers_alone
             )
             self.model = Model({name: layers[name] for name in names[:2]})
             more = (

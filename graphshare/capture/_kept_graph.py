@@ -15,6 +15,8 @@ from graphshare.errors import RebindError
 
 __all__ = ["Behind", "CatchesUp", "KeptGraph"]
 
+_KEPT = 8
+
 
 class Behind:
     """Which nodes of a graph are behind.
@@ -28,19 +30,22 @@ class Behind:
 
     def __init__(self, concerns: Concerns, device: torch.device) -> None:
         self._concerns, self._device = concerns, device
-        # Not the nodes one by one: that is for when somebody asks.
+        # Not the nodes one by one: that is for when somebody asks, or there are many moves.
         self._changed: dict[int, Concern] = {}
-        self._refused: set[int] = set()
+        self._numbers: set[int] = set()
 
     def add(self, concern: Concern) -> None:
         """The executable alone has the words of these nodes now."""
         self._changed[id(concern)] = concern
+        if len(self._changed) > _KEPT:
+            self._numbers = self.nodes
+            self._changed.clear()
 
     @property
     def nodes(self) -> set[int]:
         """Their numbers."""
         found = {each.node.number for concern in self._changed.values() for each in concern.nodes}
-        return found | self._refused
+        return found | self._numbers
 
     def catch_up(self) -> None:
         """Give the nodes of the graph their words.
@@ -53,7 +58,8 @@ class Behind:
             return
         setters = self._concerns.index.driver.setters
         error: RebindError | None = None
-        self._refused = set(numbers)  # until they are done
+        self._numbers = set(numbers)  # until they are done
+        self._changed.clear()
         with torch.cuda.device(self._device):
             for number in numbers:
                 kind, handle, params, node, _ = self._concerns.settable(number)
@@ -61,8 +67,7 @@ class Behind:
                 if code:
                     error = error or failed(node, setters[kind].graph, code)
                 else:
-                    self._refused.discard(number)
-        self._changed.clear()
+                    self._numbers.discard(number)
         if error is not None:
             raise error
 

@@ -340,7 +340,7 @@ MUTATIONS = (
         "refused-nodes-forgotten",
         "a node that the driver refused is asked for again",
         "capture/_kept_graph.py",
-        "        return found | self._refused\n",
+        "        return found | self._numbers\n",
         "        return found\n",
         (f"{_KEPT}test_a_node_that_the_driver_refuses_then_is_named_and_asked_for_again",),
     ),

@@ -149,6 +149,19 @@ def test_a_graph_that_was_reset_has_no_nodes_to_set():
     assert driver.set == before
 
 
+def test_any_number_of_different_moves_is_remembered_in_little_room():
+    driver, index, graph, behind = kept([[BASE + 16 * place] for place in range(40)])
+    for place in range(40):
+        for step in range(3):
+            old = BASE + 16 * place + 1024 * step
+            patch_of(index, {old: old + 1024}, behind).apply()
+    assert behind.nodes == set(range(40))
+    assert len(behind._changed) <= 8
+    graph.raw_cuda_graph()
+    assert driver.blocks == driver.run
+    assert behind.nodes == set()
+
+
 def test_it_does_not_keep_the_graph_alive():
     _, index, graph, behind = kept([[BASE]])
     patch_of(index, {BASE: BASE + 64}, behind).apply()

@@ -16,8 +16,9 @@ from graphshare.arguments import check_call, wrong_type
 from graphshare.capture import readable
 from graphshare.entry import Entry, View, apply_views
 from graphshare.errors import CaptureError
-from graphshare.freshness import OwnerBook, StateRecord
+from graphshare.freshness import StateRecord
 from graphshare.lease import Staleness, Why
+from graphshare.ledger import OwnerBook
 from graphshare.owner import Phase
 from graphshare.returned import check_returned, check_view, lazy
 from graphshare.state import Layout, LayoutChecker, compare, layout_of

@@ -11,9 +11,10 @@ from graphshare.arguments import check_call, check_flag, distinct_keys, wrong_ty
 from graphshare.capture import CaptureBackend, make_backend
 from graphshare.device import device_of
 from graphshare.entry import Entry
-from graphshare.freshness import Ledger, OwnerBook, StateRecord, ledger_for
+from graphshare.freshness import StateRecord
 from graphshare.holdings import Holdings, Source
 from graphshare.lease import PoolClock
+from graphshare.ledger import Ledger, OwnerBook, ledger_for
 from graphshare.ordering import StreamOrder
 from graphshare.owner import AttentionSpec, StateOwner, check_build
 from graphshare.refreshing import LiveStates, differences, prepare_refresh, refuse_refresh

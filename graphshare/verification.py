@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from graphshare.core import PoolCore
-from graphshare.freshness import OwnerBook, StateRecord
+from graphshare.freshness import StateRecord
+from graphshare.ledger import OwnerBook
 from graphshare.owner import Phase
 from graphshare.state import walk
 from graphshare.state.values import same_value

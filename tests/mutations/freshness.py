@@ -143,7 +143,7 @@ MUTATIONS = (
     Mutation(
         "footprint-of-the-first-states",
         "a state that is added counts for its owner's footprint",
-        "freshness.py",
+        "ledger.py",
         "if self._union_version != self.version or not self._union.contains(leaves):",
         "if False:",
         (
@@ -153,7 +153,7 @@ MUTATIONS = (
     Mutation(
         "released-states-keep-their-footprint",
         "a state that was let go counts no more for its owner's footprint",
-        "freshness.py",
+        "ledger.py",
         "if not record.released:",
         "if True:",
         ("tests/unit/test_footprints.py::test_what_a_failed_capture_built_counts_no_more",),
@@ -161,7 +161,7 @@ MUTATIONS = (
     Mutation(
         "only-states-of-ones-own-owner",
         "a build makes stale states of any owner on the device",
-        "freshness.py",
+        "ledger.py",
         "if each is not None and each is not record]",
         "if each is not None and each is not record and each.book is record.book]",
         (
@@ -171,7 +171,7 @@ MUTATIONS = (
     Mutation(
         "a-ledger-for-each-pool",
         "the pools of one device know of each other's builds",
-        "freshness.py",
+        "ledger.py",
         "_ledgers.setdefault(device, Ledger())",
         "Ledger()",
         (
@@ -181,7 +181,7 @@ MUTATIONS = (
     Mutation(
         "a-book-for-each-pool",
         "two pools of one owner share its footprint",
-        "freshness.py",
+        "ledger.py",
         "book = self._books.get(id(owner))",
         "book = None",
         ("tests/unit/test_pool_lifetime.py::test_a_footprint_goes_with_its_pool",),
@@ -197,7 +197,7 @@ MUTATIONS = (
     Mutation(
         "dropped-states-keep-their-footprint",
         "a dropped pool's states count no more for the owner's footprint",
-        "freshness.py",
+        "ledger.py",
         "                this.version += 1\n",
         "                pass\n",
         ("tests/unit/test_pool_lifetime.py::test_a_footprint_goes_with_its_pool",),

@@ -141,7 +141,7 @@ MUTATIONS = (
     Mutation(
         "spares-for-ever",
         "what a build may write, and where states lie, is looked at again when it changes",
-        "freshness.py",
+        "ledger.py",
         "            reach.clear()\n",
         "            pass\n",
         (
@@ -221,7 +221,7 @@ MUTATIONS = (
     Mutation(
         "spares-what-was-forgotten",
         "what was forgotten is looked at again, also where nobody became fresh since",
-        "freshness.py",
+        "ledger.py",
         "        self._remembered.clear()\n        self.epoch += 1\n",
         "        self._remembered.clear()\n",
         (f"{_FILE}::test_what_an_owner_declares_is_moved",),

@@ -17,7 +17,7 @@ from graphshare import (
     Staleness,
     StaleStateError,
 )
-from graphshare.freshness import ledger_for
+from graphshare.ledger import ledger_for
 from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, make, served
 
 

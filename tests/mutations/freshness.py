@@ -161,11 +161,21 @@ MUTATIONS = (
     Mutation(
         "only-states-of-ones-own-owner",
         "a build makes stale states of any owner on the device",
+        "reach.py",
+        "            if other is None:\n",
+        "            if other is None or other.book is not record.book:\n",
+        (
+            "tests/contract/incidents/test_incident_stale_contents.py::test_two_plans_in_one_workspace",
+        ),
+    ),
+    Mutation(
+        "only-states-of-ones-own-owner-beside-a-refresh",
+        "a forward that writes, or a build for a capture, makes stale states of any owner",
         "ledger.py",
         "if each is not None and each is not record]",
         "if each is not None and each is not record and each.book is record.book]",
         (
-            "tests/contract/incidents/test_incident_stale_contents.py::test_two_plans_in_one_workspace",
+            "tests/unit/test_freshness.py::test_a_forward_that_writes_its_state_stales_what_lies_there",
         ),
     ),
     Mutation(

@@ -47,7 +47,8 @@ def make_backend(
             ``torch.cuda.MemPool``, or what ``torch.cuda.graph_pool_handle()`` returns. ``None``
             makes one of its own. The tape never reuses memory and ignores it.
         inspectable: Keep the graph itself beside its executable form, so that it can be read and
-            patched through ``torch.cuda.CUDAGraph.raw_cuda_graph``. The tape ignores it.
+            patched through ``torch.cuda.CUDAGraph.raw_cuda_graph``. A tape that was captured
+            without it refuses to be read, as a CUDA graph does.
         capture_error_mode: See :class:`~graphshare.capture.cuda.CudaBackend`. The tape ignores
             it.
         generators: The generators, besides the device's default one, that forwards draw from.
@@ -70,7 +71,7 @@ def make_backend(
             raise ValueError(f"device: expected a CUDA device or the CPU, got {resolved}")
         kind = "cuda" if resolved.type == "cuda" else "tape"
     if kind == "tape":
-        return TapeBackend(resolved, generators=generators)
+        return TapeBackend(resolved, inspectable=inspectable, generators=generators)
     return CudaBackend(
         resolved,
         memory_pool=memory_pool,

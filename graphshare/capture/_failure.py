@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graphshare.errors import CaptureError, RebindError
+from graphshare.errors import CaptureError, ProvenanceError, RebindError
 
-__all__ = ["forward_raised", "graph_memory_moves"]
+__all__ = ["forward_raised", "graph_memory_moves", "tape_not_kept"]
 
 
 def forward_raised(during: str, error: Exception) -> CaptureError:
@@ -31,4 +31,16 @@ def graph_memory_moves() -> RebindError:
         got="memory of the graph, such as an intermediate result or an output",
         consequence="Other results of the same graph may lie there at other times",
         remedy="Have the forward write to a buffer that was allocated before the capture",
+    )
+
+
+def tape_not_kept() -> ProvenanceError:
+    """Make the error for a tape that may not be read, where a CUDA graph could not be."""
+    return ProvenanceError(
+        "reading a tape",
+        expected="one that was captured to be read",
+        got="one that was not",
+        consequence="On a GPU there would be no graph to read, so the tape refuses it too",
+        remedy="Capture with GraphPool(..., inspectable=True), or with "
+        "make_backend(..., inspectable=True)",
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from graphshare.capture._failure import forward_raised, graph_memory_moves
+from graphshare.capture._failure import forward_raised, graph_memory_moves, tape_not_kept
 from graphshare.capture._recording import Recording
 from graphshare.capture._tape_nodes import TapeMemory, moved_step, node_of, tensors_of
 from graphshare.capture._tensors import storage_key
@@ -54,8 +54,9 @@ class TapeGraph:
     outputs: Any
     nbytes: int
 
-    def __init__(self, outputs: Any, recording: Recording) -> None:
+    def __init__(self, outputs: Any, recording: Recording, *, inspectable: bool = False) -> None:
         self.outputs = outputs
+        self._inspectable = inspectable
         self.nbytes = recording.nbytes
         self._steps: list[Callable[[], Any]] | None = recording.steps
         self._operators = recording.operators
@@ -130,6 +131,8 @@ class TapeGraph:
             raise ReleasedStateError(
                 f"{doing} of a tape", expected="a captured graph", got="one that was released"
             )
+        if not self._inspectable:
+            raise tape_not_kept()
         return self._steps
 
     def release(self) -> None:
@@ -161,6 +164,8 @@ class TapeBackend:
 
     Args:
         device: The CPU.
+        inspectable: Whether the tapes may be read and patched. It costs nothing here; the tape
+            asks for it so that what runs on it runs on a GPU.
         generators: Generators, besides the default one, that forwards draw from.
     """
 
@@ -171,8 +176,10 @@ class TapeBackend:
         self,
         device: torch.device | str = "cpu",
         *,
+        inspectable: bool = False,
         generators: Sequence[torch.Generator] = (),
     ) -> None:
+        self._inspectable = inspectable
         self.device = torch.device(device)
         if self.device.type != "cpu":
             raise ValueError(f"device: the tape runs on the CPU, got {self.device}")
@@ -240,7 +247,7 @@ class TapeBackend:
             _active.recording = False
         with _bare():
             recording.poison()
-        return TapeGraph(outputs, recording)
+        return TapeGraph(outputs, recording, inspectable=self._inspectable)
 
     def synchronize(self) -> None:
         """Do nothing: operators on a CPU have run when they return."""

@@ -27,8 +27,8 @@ _PAIRS = "Tensors go in pairs: rebind({old: new})."
 class InspectedPool(PoolCore[K]):
     """The part of a :class:`graphshare.GraphPool` that reads and patches its graphs.
 
-    CUDA graphs must have been captured with ``inspectable=True``, and ``cuda-bindings`` be
-    installed (the extra ``inspect``).
+    The pool must have been made with ``inspectable=True``; on a GPU ``cuda-bindings`` must be
+    installed too (the extra ``inspect``).
     """
 
     def label(

@@ -10,7 +10,7 @@ from graphshare.arguments import listed
 from graphshare.capture.reading import GraphReading
 from graphshare.core import PoolCore
 from graphshare.entry import Entry
-from graphshare.errors import KeyMismatchError, ProvenanceError
+from graphshare.errors import GraphShareError, KeyMismatchError, ProvenanceError
 from graphshare.freshness import StateRecord
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
@@ -65,8 +65,8 @@ def prove(
     reports: dict[Hashable, Provenance] = {}
     for key in chosen:
         entry = consumer.lookup(key, "prove")
-        theirs = readable_graph(lent[key], refuse, "prove").read()
-        mine = readable_graph(entry, refuse, "prove").read()
+        theirs = _read(lent[key], refuse, lender)
+        mine = _read(entry, refuse, consumer.name)
         places = Places(places_of(entry, consumer.device, consumer.holdings.named))
         report = reports[key] = report_of(
             entry,
@@ -81,6 +81,15 @@ def prove(
             own = _own_memory(consumer, entry, build=build)
             _check_own(refuse, entry, report, own)
     return reports
+
+
+def _read(entry: Entry[Any], refuse: Refusals, pool: str) -> GraphReading:
+    """Read the graph of a key of ``pool``, the borrower or its lender; the borrower was asked."""
+    graph = readable_graph(entry, refuse, "prove")
+    try:
+        return graph.read()
+    except GraphShareError as error:
+        raise refuse.counted(Refusals(pool).of(error, entry.key)) from error
 
 
 def _nothing_to_prove(

@@ -120,6 +120,65 @@ def test_a_graph_that_cannot_be_read_says_what_to_do(kind, dev):
     assert caught.value.remedy
 
 
+ASKS = {
+    "provenance": lambda pool, other, moves: pool.provenance(KEYS[1]),
+    "rebind": lambda pool, other, moves: pool.rebind(moves),
+    "rebind of a key": lambda pool, other, moves: pool.rebind(moves, [KEYS[0]]),
+    "adopt": lambda pool, other, moves: share_states(other, pool, adopt=True),
+}
+
+
+@pytest.mark.parametrize("by", ["the pool", "an engine"])
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_graph_that_was_not_kept_is_not_read(kind, dev, ask, by):
+    """Each backend asks for ``inspectable=True``, so that a CPU test finds where it is missing."""
+    owner, model = MovableOwner(dev), Model(dev)
+    pool = GraphPool("draft", owner=owner, device=dev, backend=kind, inspectable=by != "the pool")
+    if by == "the pool":
+        pool.capture(KEYS, model.forward)
+    else:
+        own = make_backend(kind, dev)
+        with pool.capturing(KEYS) as capturing:
+            for key in capturing.keys:
+                state = capturing.state(key, Phase.CAPTURE)
+                own.warmup(lambda key=key, state=state: model.forward(key, state))
+                state = capturing.state(key, Phase.CAPTURE)
+                graph = own.capture(lambda key=key, state=state: model.forward(key, state))
+                handed = graph.graph if kind == "cuda" else graph
+                capturing.commit(key, graph.replay, graph.outputs, graph=handed)
+    other, _, _ = captured(kind, dev)
+    with pytest.raises(ProvenanceError) as caught:
+        ASKS[ask](pool, other, {model.cache: model.cache.clone()})
+    error = caught.value
+    assert error.keys in [(key,) for key in KEYS]
+    assert error.what.startswith("draft: ")
+    assert "inspectable=True" in error.remedy
+    assert pool.loan is None
+    pool.refresh(KEYS[0], 2)
+    want = model.expected(KEYS[0], pool.states[KEYS[0]])
+    assert torch.allclose(pool.replay(KEYS[0])["hidden"], want)
+
+
+@pytest.mark.parametrize("kept", ["the lender's", "the borrower's"])
+def test_a_family_is_read_as_a_whole_or_not_at_all(kind, dev, kept):
+    owner, model = MovableOwner(dev), Model(dev)
+    lends = kept == "the lender's"
+    target = GraphPool("target", owner=owner, device=dev, backend=kind, inspectable=lends)
+    draft = GraphPool("draft", device=dev, backend=kind, inspectable=not lends)
+    shared = share_states(target, draft)
+    target.capture(KEYS, model.forward)
+    draft.capture(KEYS, model.forward)
+    for ask in (shared.prove, lambda: target.rebind({model.cache: model.cache.clone()})):
+        with pytest.raises(ProvenanceError) as caught:
+            ask()
+        assert caught.value.what.startswith("draft: " if lends else "target: ")
+        assert caught.value.key in KEYS
+        assert "inspectable=True" in caught.value.remedy
+    target.refresh(KEYS[0], 2)
+    want = model.expected(KEYS[0], target.states[KEYS[0]])
+    assert torch.allclose(draft.replay(KEYS[0])["hidden"], want)
+
+
 def test_an_engines_own_graph_can_be_read(kind, dev):
     owner, model = MovableOwner(dev), Model(dev)
     pool = pool_of(kind, owner=owner)

@@ -438,6 +438,39 @@ def test_a_tensor_that_nothing_reads_is_refused(kind, dev):
     assert not pool.rebind({model.cache: model.cache}).nodes  # it stays where it is
 
 
+def test_tensors_change_places_if_both_are_read(kind, dev):
+    pool, _, model = captured(kind, dev)
+    spare = model.cache.clone()
+    swap = {model.cache: spare, spare: model.cache}
+    error = refused(pool, RebindError, swap)
+    assert hex(spare.data_ptr()) in error.got
+    pool.rebind(swap, unused_ok=True)
+    model.cache = spare
+    assert right(pool, model, KEYS[0], 1)
+
+
+def test_an_owner_of_some_keys_that_moved_has_two_memories_to_build_in(kind, dev):
+    class Two(MovableOwner):
+        def build(self, key, batch, phase):
+            self.lengths, self.table, self.slots = self.of(key).values()
+            return super().build(key, batch, phase)
+
+        def of(self, key):
+            return self.there.get(key, self.first)
+
+    owner, model = Two(dev), Model(dev)
+    owner.first, owner.there = owner.buffers(), {}
+    pool = pool_of(kind, owner=owner)
+    pool.capture(KEYS, model.forward)
+    other = {name: torch.zeros_like(each) for name, each in owner.first.items()}
+    pool.rebind([(owner.first[name], other[name]) for name in other], [KEYS[1]])
+    with pytest.raises(AddressChangedError):
+        pool.refresh(KEYS[1], 1)
+    owner.there[KEYS[1]] = other
+    for key in KEYS:
+        assert right(pool, model, key, 2)
+
+
 def test_a_graphs_own_memory_is_refused(kind, dev):
     pool, _, _ = captured(kind, dev)
     hidden = pool.lookup(KEYS[0], "test").outputs["hidden"]

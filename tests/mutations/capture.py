@@ -261,8 +261,9 @@ MUTATIONS = (
         "python-runs-again-at-replay",
         "a replay does not run the forward's Python",
         "capture/tape.py",
-        "        return TapeGraph(outputs, recording)",
-        "        recording.steps[:] = [forward]\n        return TapeGraph(outputs, recording)",
+        "        return TapeGraph(outputs, recording, inspectable=self._inspectable)",
+        "        recording.steps[:] = [forward]\n"
+        "        return TapeGraph(outputs, recording, inspectable=self._inspectable)",
         ("tests/contract/test_capture.py::test_python_is_not_run_again",),
     ),
     Mutation(

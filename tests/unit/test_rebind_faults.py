@@ -50,7 +50,7 @@ def forward(key: Any, state: Any) -> torch.Tensor:
 
 
 def pool_of(owner: Any = None, name: str = "target", **options: Any) -> GraphPool[Any]:
-    return GraphPool(name, owner=owner, device="cpu", **options)
+    return GraphPool(name, owner=owner, device="cpu", inspectable=True, **options)
 
 
 def test_no_rebind_while_a_borrower_captures() -> None:

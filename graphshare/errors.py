@@ -106,10 +106,14 @@ class GraphShareError(Exception):
     def _message(self) -> str:
         text = self.what
         if self.expected is not None:
-            text += f": expected {self.expected}, got {self.got}"
+            text += f": expected {self._shown(self.expected)}, got {self._shown(self.got)}"
         if self.key is not None:
             text += f" (key {self.key})"
         return text + "." + _sentence(self.consequence) + _sentence(self.remedy)
+
+    def _shown(self, fact: Any) -> Any:
+        """Return what the message says of ``expected`` or ``got``."""
+        return fact
 
     def __str__(self) -> str:  # KeyError would show the repr of its argument
         return str(self.args[0])
@@ -143,7 +147,8 @@ class StaleStateError(GraphShareError):
 
     Attributes:
         rule: Why it is stale, a :class:`graphshare.Staleness` value.
-        written_by: ``(pool name, key)`` of who wrote over it, or ``None``.
+        written_by: ``(pool name, key)`` of who made it stale, or ``None``. Of several that wrote
+            over it this is the first.
     """
 
     rule: str = ""
@@ -152,6 +157,9 @@ class StaleStateError(GraphShareError):
 
 class AddressChangedError(GraphShareError):
     """A rebuild returned a tensor elsewhere or otherwise shaped than the graph baked in.
+
+    ``expected`` and ``got`` are the values of the field, an address as a number; text where several
+    fields of the leaf differ.
 
     Attributes:
         path: The leaf's path in the state.
@@ -167,6 +175,10 @@ class AddressChangedError(GraphShareError):
     fields: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     keys: tuple[Hashable, ...] = ()
+
+    def _shown(self, fact: Any) -> Any:
+        # What a debugger and pool.provenance show is in hex too.
+        return hex(fact) if self.field == "address" and isinstance(fact, int) else fact
 
 
 class BakedValueChangedError(GraphShareError):

@@ -163,13 +163,15 @@ class Refusals:
         if why.rule is Staleness.RELEASED:
             return self.released(key, "its state was released", by=why, doing=doing)
         by = f" by {why.by[0]}" if why.by else ""
+        # Others may have written since: the first is who made it stale.
+        first = "first " if by and why.rule is Staleness.OVERWRITTEN else ""
         if why.by and why.by[1] is not None:  # what a rebind does is for no key
             by += f" for key {why.by[1]}"
         return self.counted(
             StaleStateError(
                 f"{self.name}: {doing} on a stale state",
                 expected="a state that is fresh for this key",
-                got=f"one that is not: {why.rule.value}{by}",
+                got=f"one that is not: {first}{why.rule.value}{by}",
                 key=key,
                 consequence=_WRONG_TOKENS,
                 remedy=_REMEDY[why.rule],

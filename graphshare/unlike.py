@@ -15,6 +15,11 @@ _IN_PLACE = (
     "Build in place into persistent buffers, sized for the largest key before the first capture, "
     "or recapture these keys"
 )
+_REBIND = (
+    "Build in place into persistent buffers, sized for the largest key before the first capture. "
+    "If buffers were moved on purpose, tell the pool first, with pool.rebind({old: new}), or "
+    "recapture these keys"
+)
 _VALUE = (
     "Make it part of the key, capture it at capacity with the rule 'at_most', or declare 'any' if "
     "no kernel depends on it"
@@ -53,6 +58,9 @@ def unlike(
         placed = any(isinstance(each.expected, TensorLeaf) for each in here)
         old = first.field != "presence" or placed
         remedy = _IN_PLACE if old else _SAME_LEAVES
+        # What a capture refuses is in no graph yet, and a rebind takes no other shape.
+        if doing in ("refresh", "replay") and all(each.field == "address" for each in moved):
+            remedy = _REBIND
         if any(PersistentBuffer in (each.expected, each.got) for each in here):
             remedy = _RETURN_THE_VIEW
         if _is_nothing(first):

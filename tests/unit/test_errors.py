@@ -91,6 +91,18 @@ def test_pickles_whole(cls, copied):
     assert vars(again) == vars(error)
 
 
+def test_an_address_is_shown_in_hex_and_stays_a_number():
+    """As ``prove`` and ``rebind`` show them; a shape or a device is shown as it is."""
+    error = errors.AddressChangedError("p", expected=0x5500, got=0x6600, field="address")
+    assert str(error) == "p: expected 0x5500, got 0x6600."
+    assert (error.expected, error.got) == (0x5500, 0x6600)
+    assert str(errors.AddressChangedError("p", expected=(4,), got=(2,), field="shape")) == (
+        "p: expected (4,), got (2,)."
+    )
+    error = errors.AddressChangedError("p", expected=2, got=4, field="stride")
+    assert str(error) == "p: expected 2, got 4."
+
+
 def test_an_unknown_fact_is_a_mistake():
     """A misspelt attribute is refused rather than carried along in silence."""
     with pytest.raises(TypeError):

@@ -167,12 +167,32 @@ def test_recapture_after_the_buffers_moved():
     """What a refresh refuses, a recapture mends."""
     owner = Owner()
     pool = captured(owner)
-    owner.buffer = torch.zeros(8)
+    before = owner.buffer.data_ptr()
+    kept, owner.buffer = owner.buffer, torch.zeros(8)
     with pytest.raises(AddressChangedError) as caught:
         pool.refresh(BIG, 1)
     assert caught.value.path == ""
+    assert (caught.value.expected, caught.value.got) == (before, owner.buffer.data_ptr())
+    assert f"expected {before:#x}, got {owner.buffer.data_ptr():#x}" in str(caught.value)
+    assert "pool.rebind" in caught.value.remedy
+    owner.buffer = kept.double()
+    with pytest.raises(AddressChangedError) as caught:
+        pool.refresh(BIG, 1)
+    assert "rebind" not in caught.value.remedy  # it takes no other dtype
+    owner.buffer = torch.zeros(8)
     pool.recapture()
     assert served(pool, BIG, 3) == [6] * 4
+
+
+def test_what_a_capture_refuses_is_for_no_rebind():
+    class Fresh(Owner):
+        def build(self, key, batch, phase):
+            self.kept = [*getattr(self, "kept", ()), torch.zeros(8)]
+            return self.kept[-1]
+
+    with pytest.raises(AddressChangedError) as caught:
+        captured(Fresh(), keys=[BIG, SMALL])
+    assert "rebind" not in caught.value.remedy
 
 
 def test_progress_is_reported():

@@ -89,6 +89,20 @@ def test_bound_replay_after_release():
     assert served(pool, SMALL, 1) == [2, 2]
 
 
+def test_the_first_who_wrote_over_it_is_named():
+    """Others have written since, which the message does not hide."""
+    tiny = BatchDescriptor(1)
+    pool = captured(keys=(BIG, SMALL, tiny), live_keys=3)
+    pool.refresh(BIG, 1)
+    pool.refresh(SMALL, 2)
+    pool.refresh(tiny, 3)
+    with pytest.raises(StaleStateError) as caught:
+        pool.replay(BIG)
+    assert caught.value.rule is Staleness.OVERWRITTEN
+    assert caught.value.written_by == ("pool", SMALL)
+    assert f"first overwritten by pool for key {SMALL}" in str(caught.value)
+
+
 def test_live_keys():
     """The oldest of more than ``live_keys`` refreshed keys is stale, even on memory apart."""
     pool = captured(Apart(), live_keys=1)

@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from graphshare import __version__
+from graphshare.commands.finding import Finding
 from graphshare.commands.text import table
+from graphshare.commands.vllm_plug_in import look_at_plug_in
 
 __all__ = ["LIBRARIES", "Finding", "Library", "add_arguments", "diagnose", "run"]
 
@@ -84,28 +86,6 @@ LIBRARIES = (
 """Oldest versions and extras as in ``pyproject.toml``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: What was looked at.
-        found: The version, or what there is; ``None`` where there is nothing.
-        status: ``"ok"``; ``"missing"``; ``"unsupported"`` for a version that is too old;
-            ``"broken"`` for what is installed and cannot be imported.
-        needed: Whether graphshare cannot be used without it.
-        detail: What it is for, or what is wrong.
-        remedy: What to do, ``""`` if nothing.
-    """
-
-    name: str
-    found: str | None
-    status: str
-    needed: bool
-    detail: str
-    remedy: str = ""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.description = (
@@ -153,7 +133,7 @@ def diagnose() -> list[Finding]:
         probed = threads.submit(_probe, _TORCH_PROBE)
         findings = list(threads.map(_look_at, LIBRARIES))
         facts, _ = probed.result()
-    return [_look_at_python(), *findings, *_look_at_devices(facts)]
+    return [_look_at_python(), *findings, *look_at_plug_in(), *_look_at_devices(facts)]
 
 
 def _usable(findings: list[Finding]) -> bool:

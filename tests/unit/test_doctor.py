@@ -14,6 +14,7 @@ import pytest
 
 from graphshare.commands import doctor
 from graphshare.commands.doctor import LIBRARIES, Finding, Library
+from graphshare.commands.vllm_plug_in import look_at_plug_in
 from tests.package import ROOT
 
 DOCTOR = [sys.executable, "-m", "graphshare", "doctor"]
@@ -192,3 +193,49 @@ def test_versions_and_extras_are_those_of_the_project() -> None:
         assert set(requirements(extra)) == known
     (python,) = re.findall(r'^requires-python = ">=(.+)"$', project, re.MULTILINE)
     assert python == doctor._PYTHON
+
+
+def _distribution(folder: Path, name: str, version: str, entries: str = "") -> None:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if entries:
+        (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{entries}\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "entries", "chosen", "status", "words"),
+    [
+        ("0.26.0", "graphshare = x:y", None, "ok", "GRAPHSHARE_VLLM"),
+        ("0.26.0+cu130", "graphshare = x:y", "lora,graphshare", "ok", "GRAPHSHARE_VLLM"),
+        ("0.26.0", "graphshare = x:y", "lora", "missing", "VLLM_PLUGINS=lora"),
+        ("0.26.0", "graphshare = x:y", "", "missing", "VLLM_PLUGINS="),
+        ("0.26.0", "other = x:y", None, "missing", "does not find"),
+        ("0.33.0", "graphshare = x:y", None, "unsupported", "0.26.0"),
+    ],
+)
+def test_whether_vllm_finds_the_plug_in(
+    version: str,
+    entries: str,
+    chosen: str | None,
+    status: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _distribution(tmp_path, "vllm", version)
+    _distribution(tmp_path, "a_plugin", "1", entries)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # what is installed here does not count
+    if chosen is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", chosen)
+    (finding,) = look_at_plug_in()
+    assert (finding.status, finding.needed) == (status, False)
+    assert words in finding.detail
+    assert bool(finding.remedy) == (status == "missing")
+
+
+def test_without_vllm_there_is_no_line_for_the_plug_in() -> None:
+    _, output = _examine()
+    assert "vLLM plug-in" not in _named(output)

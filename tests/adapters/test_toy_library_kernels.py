@@ -26,12 +26,18 @@ from graphshare.adapters.toy.config import BOS, EngineConfig
 from graphshare.adapters.toy.forwards import Forwards
 from graphshare.adapters.toy.graphs import GraphRunner, decode_keys, target_keys
 from graphshare.adapters.toy.kernel import ATTENTION, kernel_named
-from graphshare.adapters.toy.library_kernels import LibraryKernel, LibraryOwner
+from graphshare.adapters.toy.library_kernels import (
+    FlashAttention2Kernel,
+    FlashAttention3Kernel,
+    LibraryKernel,
+    LibraryOwner,
+)
 from graphshare.adapters.toy.reference import greedy_tokens
 from graphshare.adapters.toy.speculation import EagerRunner, SpeculativeEngine
 from graphshare.descriptor import BatchDescriptor
 from graphshare.owner import AttentionSpec, Phase
 from graphshare.state import AttentionState
+from tests.flash_attn_library import flash_attention_2, flash_attention_3
 from tests.paged_kernels import Shapes, attention
 
 ENGINE = EngineConfig(max_num_reqs=3, max_num_tokens=16, num_pages=128)
@@ -151,6 +157,54 @@ def test_attention_of_padded_heads_equals_that_of_the_heads() -> None:
     torch.testing.assert_close(found[:5], expected, rtol=2e-2, atol=2e-2)
     assert (found[5:] == 0).all()
     assert owner.num_builds == 1
+
+
+def _flash_attention_kernels() -> list[LibraryKernel]:
+    return [
+        FlashAttention2Kernel(module=flash_attention_2()),
+        FlashAttention3Kernel(build="vllm", module=flash_attention_3("vllm")),
+    ]
+
+
+@pytest.mark.parametrize("kernel", _flash_attention_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    ("key", "query_lens", "live"),
+    [
+        (BatchDescriptor(12, 3, uniform_query_len=4), [4, 4], 8),
+        (BatchDescriptor(4, uniform_query_len=1), [1, 1, 1], 3),
+        (BatchDescriptor(16, 3), [3, 2], 5),
+    ],
+)
+def test_rows_of_padding_are_told_apart(
+    kernel: LibraryKernel, key: BatchDescriptor, query_lens: list[int], live: int
+) -> None:
+    """By whatever a state of that library holds: not all have where each request begins."""
+    engine = EngineConfig(
+        max_num_reqs=4, max_num_tokens=16, page_size=256, num_pages=9, max_model_len=512
+    )
+    config = load_models()[0].config
+    kernel.make_cache(config, engine, 1, "cpu")
+    owner = kernel.owner(config, engine, "cpu")
+    spans = [QuerySpan([n + 1], 20, rows) for n, rows in enumerate(query_lens)]
+    state = owner.build(key, AttentionBatch.of(spans, engine.page_size), Phase.REPLAY)
+    views = kernel.views(state, key.num_tokens, key.uniform_query_len)
+    assert views.live.flatten().tolist() == [row < live for row in range(key.num_tokens)]
+
+
+def test_flash_attention_2_continues_as_the_library_of_a_few_lines(forwards: Forwards) -> None:
+    engine = EngineConfig(
+        max_num_reqs=3, max_num_tokens=16, page_size=256, num_pages=16, max_model_len=512
+    )
+    kernel = FlashAttention2Kernel(module=flash_attention_2())
+    other = Forwards(*load_models(), engine, "cpu", kernel)
+    texts: list[list[Request]] = []
+    for each, sizes in ((forwards, ENGINE), (other, engine)):
+        keys = (target_keys(sizes), decode_keys(sizes))
+        requests = _prompts(3)
+        runner = EagerRunner(each, each.make_owner(), each.make_owner(), keys=keys)
+        SpeculativeEngine(each, runner).run(requests)
+        texts.append(requests)
+    assert [r.output for r in texts[0]] == [r.output for r in texts[1]]
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENTION if name != "torch"])

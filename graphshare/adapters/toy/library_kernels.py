@@ -197,9 +197,7 @@ class LibraryKernel(ABC):
         """Find the rows that belong to a request."""
         del uniform_query_len
         metadata: Any = state.attn_metadata
-        starts = self._first_rows(metadata)
-        rows = torch.arange(num_tokens, device=starts.device)
-        return _Views(metadata, (rows < starts[-1])[:, None, None])
+        return _Views(metadata, self._live(metadata, num_tokens)[:, None, None])
 
     def attend(
         self, queries: Sequence[torch.Tensor], cache: PagedStore, views: _Views
@@ -212,6 +210,10 @@ class LibraryKernel(ABC):
         # the padding of everything that follows.
         found = torch.where(views.live, found[..., :size].float(), 0.0)
         return [block.flatten(1) for block in split_blocks(found)]
+
+    def _live(self, metadata: Any, num_tokens: int) -> torch.Tensor:
+        starts = self._first_rows(metadata)
+        return torch.arange(num_tokens, device=starts.device) < starts[-1]
 
     @staticmethod
     def _first_rows(metadata: Any) -> torch.Tensor:
@@ -250,6 +252,13 @@ class FlashAttention2Kernel(LibraryKernel):
     ) -> _Runs:
         del device
         return FlashAttention2(capacity, shape, **self._options)
+
+    def _live(self, metadata: Any, num_tokens: int) -> torch.Tensor:
+        if metadata.query_start_loc is not None:
+            return super()._live(metadata, num_tokens)
+        # A uniform key: all rows of a request follow each other, and padding has no tokens.
+        live = metadata.seq_lens > 0
+        return live[:, None].expand(-1, metadata.uniform_query_len).flatten()
 
 
 class FlashAttention3Kernel(LibraryKernel):

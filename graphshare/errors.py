@@ -248,7 +248,7 @@ class ProvenanceError(GraphShareError):
     Attributes:
         keys: Every captured key that is affected.
         path: The borrowed leaf that is not read, or the leaf of the consumer's own that is.
-        paths: All such leaves, of all keys.
+        paths: All leaves of the key that are not read, or every path of the one that is.
         node: The node that reads what it must not, as ``number: name``.
     """
 

@@ -50,7 +50,7 @@ class GraphPool(InspectedPool[K]):
         checks: ``"fast"``: layout at each refresh, freshness at each replay. ``"strict"``: layout
             and stream order at each replay as well. ``"off"``: nothing.
         memory_pool: A graph memory pool to capture into; by default one of this pool's own.
-        inspectable: Keep the graphs readable, for provenance.
+        inspectable: Keep the graphs readable: for ``provenance``, ``prove``, ``rebind``, ``adopt``.
         backend_options: Further options of the capture backend, e.g. ``capture_error_mode``.
 
     Attributes:

@@ -19,7 +19,7 @@ from graphshare.freshness import StateRecord
 from graphshare.holdings import Source
 from graphshare.loan import Loan
 from graphshare.memory import MemoryRanges
-from graphshare.provenance.finding import readable_graph
+from graphshare.provenance.finding import argument, readable_graph
 from graphshare.provenance.rebinding import outputs_of
 from graphshare.provenance.refusing import check_no_capture
 from graphshare.state import LayoutChecker, compare, layout_of, walk, with_tensors
@@ -239,7 +239,7 @@ def _check_rest(
                     entry,
                     f"node {named} reads a buffer that is not in the state",
                     "its own owner's buffers through the state alone",
-                    f"{word.address:#x} ({word.where})",
+                    f"{word.address:#x} ({argument(node.kind, word.where)})",
                     node=named,
                 )
 

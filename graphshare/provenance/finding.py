@@ -18,7 +18,7 @@ from graphshare.refusals import Refusals
 from graphshare.state import walk
 from graphshare.state.nodes import is_on
 
-__all__ = ["leaves_of", "places_of", "readable_graph", "report_of"]
+__all__ = ["argument", "leaves_in", "leaves_of", "places_of", "readable_graph", "report_of"]
 
 _USES = {
     Holder.GRAPH: Use.GRAPH,
@@ -59,11 +59,34 @@ def readable_graph(entry: Entry[Any], refuse: Refusals, doing: str) -> Inspectab
 def leaves_of(entry: Entry[Any], device: torch.device) -> Iterator[Place]:
     """Yield the leaves of a key's state on the device, as its pool sees them."""
     use = Use.BORROWED if entry.borrowed else Use.STATE
-    for path, value in walk(apply_views(entry.views, entry.record.captured)):
+    state = apply_views(entry.views, entry.record.captured)
+    return leaves_in(state, device, use, entry.record.pool_name)
+
+
+def leaves_in(state: Any, device: torch.device, use: Use, pool: str) -> Iterator[Place]:
+    """Yield the leaves of a state on the device.
+
+    Args:
+        state: Any nest.
+        device: Of the pool.
+        use: What they are.
+        pool: Whose owner builds them.
+    """
+    for path, value in walk(state):
         if isinstance(value, torch.Tensor) and is_on(value.device, device):
-            place = _place(use, path, value, entry.record.pool_name)
+            place = _place(use, path, value, pool)
             if place is not None:
                 yield place
+
+
+def argument(kind: str, where: str) -> str:
+    """Return the words for the place of an address in a node.
+
+    Args:
+        kind: The node's. The places of an operator are the names of its arguments alone.
+        where: As :class:`~graphshare.capture.reading.Word` has it.
+    """
+    return f"argument {where}" if kind == "operator" and " " not in where else where
 
 
 def _place(use: Use, name: str, tensor: torch.Tensor, pool: str = "") -> Place | None:

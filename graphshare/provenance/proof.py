@@ -14,8 +14,15 @@ from graphshare.errors import GraphShareError, KeyMismatchError, ProvenanceError
 from graphshare.freshness import StateRecord
 from graphshare.memory import MemoryRanges
 from graphshare.owner import Phase
-from graphshare.provenance.finding import leaves_of, places_of, readable_graph, report_of
-from graphshare.provenance.places import Place, Places
+from graphshare.provenance.finding import (
+    argument,
+    leaves_in,
+    leaves_of,
+    places_of,
+    readable_graph,
+    report_of,
+)
+from graphshare.provenance.places import Place, Places, Use
 from graphshare.provenance.report import Provenance
 from graphshare.refusals import Refusals
 
@@ -78,8 +85,8 @@ def prove(
         )
         _check_borrowed(refuse, entry, lender, leaves_of(entry, consumer.device), theirs, mine)
         if consumer.owner is not None:
-            own = _own_memory(consumer, entry, build=build)
-            _check_own(refuse, entry, report, own)
+            own, leaves = _own_memory(consumer, entry, build=build)
+            _check_own(refuse, entry, report, own, leaves)
     return reports
 
 
@@ -165,20 +172,34 @@ def _reads(ascending: list[int], leaf: Place) -> bool:
     return any(leaf.holds(ascending[place]) for place in range(first, last))
 
 
-def _own_memory(pool: PoolCore[Any], entry: Entry[Any], *, build: bool) -> MemoryRanges:
-    """Return the memory of the consumer's own owner, as far as it is known."""
+def _own_memory(
+    pool: PoolCore[Any], entry: Entry[Any], *, build: bool
+) -> tuple[MemoryRanges, Places]:
+    """Return the memory of the consumer's own owner, as far as it is known, and its leaves."""
     book = pool.ledger.book(pool.owner)
     if not build:
-        return book.footprint()
+        return book.footprint(), _leaves(pool, book.records())
     record = StateRecord(pool.ledger, book, pool.name, entry.key, pool.tally)
     try:
         record.build(entry.key, None, Phase.CAPTURE, pool.device, adopt=True)
-        return book.footprint().union(record.footprint(entry.key))
+        own = book.footprint().union(record.footprint(entry.key))
+        return own, _leaves(pool, book.records())
     finally:
         record.abandon()
 
 
-def _check_own(refuse: Refusals, entry: Entry[Any], report: Provenance, own: MemoryRanges) -> None:
+def _leaves(pool: PoolCore[Any], records: Iterable[StateRecord]) -> Places:
+    return Places(
+        place
+        for record in records
+        if not record.released
+        for place in leaves_in(record.captured, pool.device, Use.STATE, record.pool_name)
+    )
+
+
+def _check_own(
+    refuse: Refusals, entry: Entry[Any], report: Provenance, own: MemoryRanges, leaves: Places
+) -> None:
     record = entry.record
     # Two owners may be one, or share buffers: what is lent may be read.
     lent = record.book.footprint().union(record.footprint(entry.owner_key))
@@ -187,17 +208,22 @@ def _check_own(refuse: Refusals, entry: Entry[Any], report: Provenance, own: Mem
             byte = MemoryRanges((each.address,), (each.address + 1,), own.device)
             if not own.contains(byte) or lent.contains(byte):
                 continue
+            at = leaves.at(each.address)
+            names = tuple(dict.fromkeys(name for leaf in at for name in (leaf.name, *leaf.also)))
+            leaf = f" as {names[0] or 'the state itself'}" if names else ""
             raise refuse.counted(
                 ProvenanceError(
                     f"{refuse.name}: prove: node {node} reads a buffer of the consumer's own",
                     expected=f"buffers of {record.pool_name}",
-                    got=f"{each.address:#x} ({each.where}), which {refuse.name}'s own owner fills",
+                    got=f"{each.address:#x} ({argument(node.kind, each.where)}), which "
+                    f"{refuse.name}'s own owner fills{leaf}",
                     key=entry.key,
                     consequence="No refresh of the lender fills it, so it holds what was last "
                     "built there",
                     remedy="Have the forward use the state that it is handed",
                     keys=(entry.key,),
-                    path=each.name,
+                    path=names[0] if names else each.name,
+                    paths=names,
                     node=str(node),
                 )
             )

@@ -69,7 +69,7 @@ class NodeReport:
         return f"{self.number}: {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Provenance:
     """Which memory one captured graph reads and writes, as its nodes say.
 
@@ -153,6 +153,9 @@ class Provenance:
             f"{self.pool}[{self.key}]: {len(self.nodes)} nodes, addresses: "
             f"{counted or 'none'}{opaque}"
         )
+
+    def __repr__(self) -> str:  # all nodes of a graph are thousands of lines
+        return f"<Provenance of {self}>"
 
     # Saved and read.
 

@@ -58,6 +58,16 @@ def test_a_report_survives_a_file(kind, dev, tmp_path):
     assert Provenance.load(tmp_path / "report.json") == report
 
 
+def test_a_report_shows_itself_in_one_line(kind, dev):
+    """A debugger or a notebook shows ``prove()``'s result: a line for each key, not each node."""
+    pool, _, model = captured(kind, dev)
+    report = pool.provenance(KEYS[0], **model.named())
+    assert str(report) in repr(report)
+    assert str(KEYS[0]) in str(report)
+    assert f"{len(report.nodes)} nodes" in str(report)
+    assert len(repr({KEYS[0]: report})) < 400
+
+
 def test_labels_are_kept_until_the_pool_is_closed(kind, dev):
     pool, _, model = captured(kind, dev)
     before = pool.provenance(KEYS[0])
@@ -250,21 +260,82 @@ def test_a_graph_on_buffers_of_its_own_is_no_borrower(kind, dev, leaf, build):
     assert caught.value.key in KEYS
 
 
-def test_reading_both_is_no_proof_either(kind, dev):
-    """It reads what is lent, and a buffer of its own beside it."""
+@pytest.mark.parametrize("read", ["lengths", "table", "slots"])
+def test_reading_both_is_no_proof_either(kind, dev, read):
+    """It reads what is lent, and a buffer of its own beside it, which is named."""
 
     def both(owner, model):
         def forward(key, state):
             out = model.forward(key, state)
-            return out["hidden"] + owner.lengths[: key.num_tokens, None]
+            own = owner.buffers()[read][: key.num_tokens]
+            return out["hidden"] + (own if own.ndim == 1 else own[:, 1])[:, None]
 
         return forward
 
-    _, _, shared, _, _ = lent(kind, dev, both)
+    _, draft, shared, _, own = lent(kind, dev, both)
+    draft.label(inputs={"labelled": own.buffers()[read]})  # its leaf says more
     with pytest.raises(ProvenanceError) as caught:
         shared.prove()
-    assert caught.value.node
+    error = caught.value
+    assert error.node
+    names = {"slots": ("slot_mappings",)}.get(
+        read, (f"attn_metadata.a.{read}", f"attn_metadata.b.{read}")
+    )
+    assert (error.path, error.paths) == (names[0], names)
+    assert f"draft's own owner fills as {names[0]}" in error.got
+    assert ("(argument " if kind == "tape" else "(parameter ") in error.got
     shared.prove(build=False)  # nobody has said which buffers are its own
+
+
+def test_which_of_its_own_is_known_from_its_captures(kind, dev):
+    """Its owner builds nothing for ``build=False``; what it was captured on is known."""
+
+    def both(owner, model):
+        def forward(key, state):
+            return model.forward(key, state)["hidden"] + owner.slots[: key.num_tokens, None]
+
+        return forward
+
+    _, _, shared, _, _ = lent(kind, dev, both, when=lambda key: key == KEYS[1])
+    with pytest.raises(ProvenanceError) as caught:
+        shared.prove(build=False)
+    assert (caught.value.path, caught.value.key) == ("slot_mappings", KEYS[1])
+
+
+def test_a_buffer_that_is_no_leaf_has_no_path(kind, dev):
+    """Scratch that a build writes, by its owner's word."""
+    scratch = torch.ones(4, 1, device=dev)
+    owner = MovableOwner(dev)
+    owner.writes = lambda key: [*owner.buffers().values(), scratch]
+    target, draft = pool_of(kind, owner=MovableOwner(dev)), pool_of(kind, "draft", owner=owner)
+    shared = share_states(target, draft)
+    model = Model(dev)
+    target.capture([KEYS[1]], model.forward)
+    draft.capture([KEYS[1]], lambda key, state: model.forward(key, state)["hidden"] + scratch)
+    with pytest.raises(ProvenanceError) as caught:
+        shared.prove()
+    assert (caught.value.path, caught.value.paths) == ("", ())
+    assert caught.value.got.endswith("own owner fills")
+    assert caught.value.node
+
+
+def test_a_state_that_is_one_tensor_is_named_in_words(kind, dev):
+    class One:
+        def __init__(self):
+            self.rows = torch.ones(8, device=dev)
+
+        def build(self, key, batch, phase):
+            return self.rows[: key.num_tokens].fill_(batch or 1)
+
+    own = One()
+    target, draft = pool_of(kind, owner=One()), pool_of(kind, "draft", owner=own)
+    shared = share_states(target, draft)
+    target.capture(KEYS, lambda key, rows: rows * 2)
+    draft.capture(KEYS, lambda key, rows: rows * own.rows[: key.num_tokens])
+    with pytest.raises(ProvenanceError) as caught:
+        shared.prove()
+    assert caught.value.path == ""
+    assert "draft's own owner fills as the state itself" in caught.value.got
 
 
 def test_a_lender_that_reads_nothing_proves_nothing(kind, dev):

@@ -267,6 +267,14 @@ MUTATIONS = (
         ("tests/contract/test_capture.py::test_python_is_not_run_again",),
     ),
     Mutation(
+        "tape-read-though-not-kept",
+        "the tape refuses to be read where a CUDA graph could not be",
+        "capture/tape.py",
+        "if not self._inspectable:",
+        "if False:",
+        ("tests/contract/test_provenance.py::test_a_graph_that_was_not_kept_is_not_read",),
+    ),
+    Mutation(
         "write-into-protected-memory",
         "the tape refuses an in-place write into protected tensors",
         "capture/_recording.py",

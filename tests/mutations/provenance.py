@@ -159,8 +159,16 @@ MUTATIONS = (
         "own-buffers-unnoticed",
         "a borrower that also reads buffers of its own is no proof",
         "provenance/proof.py",
-        "            _check_own(refuse, entry, report, own)\n",
-        "            del own\n",
+        "            _check_own(refuse, entry, report, own, leaves)\n",
+        "            del own, leaves\n",
+        (f"{_PROVENANCE}test_reading_both_is_no_proof_either",),
+    ),
+    Mutation(
+        "own-buffers-unnamed",
+        "a proof that fails names the leaf of the borrower's own state",
+        "provenance/proof.py",
+        "at = leaves.at(each.address)",
+        "at = leaves.at(0)",
         (f"{_PROVENANCE}test_reading_both_is_no_proof_either",),
     ),
     Mutation(

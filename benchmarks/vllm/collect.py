@@ -1,7 +1,7 @@
 """One file of what scenarios of one version found: ``python -m benchmarks.vllm.collect --help``.
 
 Tokens and drafts of each switch are compared with those of vLLM alone in another process. Where two
-scenarios did the same thing, the one that is named later counts.
+scenarios did the same thing, the one that is named later counts; times of several commits stay.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("found", nargs="+", type=Path, help="what scenarios wrote")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(arguments)
-    scenarios = {path.stem: json.loads(path.read_text()) for path in options.found}
+    scenarios = {str(path): json.loads(path.read_text()) for path in options.found}
     versions = {each["start"]["vllm"] for each in scenarios.values()}
     if len(versions) != 1:
         raise SystemExit(f"expected one version of vLLM, got {sorted(versions)}")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "builds_while_serving": dict(_of(scenarios, "builds")),
             "planted_faults": dict(_of(scenarios, "faults")),
             "a_step_that_goes_on_with_another_key": dict(_of(scenarios, "die")),
-            **{name: dict(_of(scenarios, task)) for task, name in _TIMES.items()},
+            **{name: dict(_of(scenarios, task, by_commit=True)) for task, name in _TIMES.items()},
         },
     }
     print_figures(result["results"]["figures"])
@@ -103,7 +103,10 @@ def _tokens(scenarios: Mapping[str, Found]) -> dict[str, Any]:
             continue
         entry = result.setdefault(label, {"vllm alone": _short(alone[label])})
         if each["switch"]:
-            entry[_switch(each)] = {
+            name = _switch(each)
+            if set(tokens) < set(alone[label]):
+                name += f", concurrency {', '.join(tokens)}"
+            entry[name] = {
                 "commit": each["machine"]["commit"],
                 "tokens_and_drafts_equal": "failed" not in tokens and _same(tokens, alone[label]),
                 **_changed(tokens, alone[label]),
@@ -118,7 +121,7 @@ def _tokens(scenarios: Mapping[str, Found]) -> dict[str, Any]:
 
 
 def _same(one: Found, other: Found) -> bool:
-    return set(one) == set(other) and all(
+    return set(one) <= set(other) and all(
         one[c][what] == other[c][what] for c in one for what in ("tokens", "drafts_digest")
     )
 
@@ -157,25 +160,31 @@ def _captured_on(scenarios: Mapping[str, Found]) -> Iterator[tuple[str, Any]]:
             )
 
 
-def _of(scenarios: Mapping[str, Found], task: str) -> Iterator[tuple[str, Any]]:
+def _of(
+    scenarios: Mapping[str, Found], task: str, *, by_commit: bool = False
+) -> Iterator[tuple[str, Any]]:
     for each in scenarios.values():
         found = _whole(each, task)
         if found is not None:
             commit = each["machine"]["commit"]
-            yield f"{_label(each)}, {_switch(each)}", {"commit": commit, **found}
+            name = f"{_label(each)}, {_switch(each)}"
+            if by_commit:
+                name += f", at {commit[:7]}"
+            yield name, {"commit": commit, **found}
 
 
 def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
     """Times that graphshare is held to; the hooks are compared with a step of vLLM alone."""
     for each in scenarios.values():
-        pair = "8B" if each["options"]["pair"] == "8b" else "small"
+        small = each["options"]["pair"] != "8b"
+        pair = f"{'small' if small else '8B'} at {each['machine']['commit'][:7]}"
         for concurrency, profile in _measured(each, "profile").items():
             yield from _of_a_step(f"{pair}, concurrency {concurrency}", profile)
         for case, times in _measured(each, "endtoend").items():
             for variant, ratio in times["to_off"].items():
                 interval = Ratio(**ratio)
                 yield Figure.of(f"{pair}, {case}: {variant} / vLLM alone", interval, "ratio")
-            if case.endswith("64 tokens") and pair == "small":  # of 8B there is nothing to save
+            if case.endswith("64 tokens") and small:  # of 8B there is nothing to save
                 yield from _missed(f"{pair}, {case}", times.get(SHARE))
 
 
@@ -189,7 +198,6 @@ def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
         for what, added in profile[f"{name}_adds_us"].items():
             limit = step / 100 if what.startswith("where") and not rebuilds else None
             yield Figure.of(f"{where}: {name} adds {what}", Ratio(**added), "us", limit)
-
     yield from _missed(f"{where}, host", profile.get(SHARE))
 
 

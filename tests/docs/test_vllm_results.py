@@ -1,4 +1,4 @@
-"""A version of vLLM is supported where the committed results show it."""
+"""A version of vLLM is supported where the committed results show it, and the page quotes them."""
 
 from __future__ import annotations
 
@@ -88,3 +88,47 @@ def test_upstream_rebuilt_before_each_draft_prefill() -> None:
     builds = _results("0.20.2")["builds_while_serving"]
     (alone,) = (each for label, each in builds.items() if label.endswith("128, EAGLE, vllm alone"))
     assert alone["builds"]["draft, query length 4"] == alone["draft_prefills"]["FULL"]
+
+
+def _tables() -> list[list[str]]:
+    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
+    section = page.split("## What it costs, and saves")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| 0"]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def _quoted(figure: dict[str, Any] | None, form: str) -> str:
+    if figure is None:
+        return "\N{EN DASH}"
+    value, low, high = (format(figure[name], form) for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+@pytest.mark.parametrize("row", _tables(), ids=lambda row: ", ".join(row[:3]))
+def test_the_page_quotes_the_results(row: list[str]) -> None:
+    version, what, variant, *cells = row
+    figures = {each["name"]: each for each in _results(version)["figures"]}
+    name = {"with graphshare": "on", "without the rebuild": "skipped"}[variant]
+    if len(cells) == 4:
+        *cells, commit = cells
+        wanted = [
+            figures.get(f"{what} at {commit}, concurrency {n}, 64 tokens: {name} / vLLM alone")
+            for n in (1, 8, 32)
+        ]
+        form = ".3f"
+    else:
+        where = f"small at db587d3, concurrency {what}: {name} adds"
+        wanted = [
+            figures.get(f"{where} where graphshare has hooks"),
+            figures.get(f"{where} to the step of the engine"),
+        ]
+        form = "+.0f"
+    assert any(wanted)
+    assert cells == [_quoted(figure, form) for figure in wanted]
+
+
+def test_all_versions_are_in_the_tables() -> None:
+    rows = [row for row in _tables() if len(row) == 7]
+    assert {(row[0], row[1]) for row in rows} == {
+        (v, p) for v in SUPPORTED for p in ("small", "8B")
+    }

@@ -1,5 +1,6 @@
 """``graphshare demo``: what it shows, what it refuses, and with which exit code."""
 
+import io
 import json
 import re
 import subprocess
@@ -12,12 +13,15 @@ import torch
 
 pytest.importorskip("rich")
 
+from rich.console import Console
+
 import graphshare
 from graphshare.adapters.toy.demo import planting
 from graphshare.adapters.toy.demo.arguments import FAULTS, engine_config
 from graphshare.adapters.toy.demo.faults import ABOUT
 from graphshare.adapters.toy.demo.planting import PLANTED, Planted, Site
 from graphshare.adapters.toy.demo.runs import Bench, Feed, serve
+from graphshare.adapters.toy.demo.tables import refusal_shown
 from graphshare.adapters.toy.demo.trials import Harm, Refusal, plant
 from graphshare.adapters.toy.demo.workload import Workload, decoded, printable
 from graphshare.adapters.toy.graphs import GraphRunner
@@ -177,6 +181,10 @@ def test_a_fault_is_refused(name, bench, workload, healthy):
         assert found.error.written_by[0] == "draft.decode"
     if name in ("moved", "released"):
         assert 0 < found.steps < healthy.steps  # in the middle of the run
+    if name == "moved":
+        console = Console(width=100, record=True, file=io.StringIO())
+        console.print(refusal_shown(found, ABOUT[name]))
+        assert hex(found.error.expected) in console.export_text()
 
 
 @pytest.mark.parametrize("name", FAULTS)

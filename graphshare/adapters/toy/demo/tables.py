@@ -135,6 +135,11 @@ def planted_shown(name: str, facts: FaultFacts, *, unsafe: bool) -> RenderableTy
     return said
 
 
+def _shown(part: Any, error: GraphShareError) -> str:
+    address = getattr(error, "field", "") == "address" and isinstance(part, int)
+    return hex(part) if address else str(part)
+
+
 def refusal_shown(refusal: Refusal, facts: FaultFacts) -> RenderableType:
     """Return an error with its parts, and the rule that it stands for."""
     error = refusal.error
@@ -156,7 +161,7 @@ def refusal_shown(refusal: Refusal, facts: FaultFacts) -> RenderableType:
     }
     for title, part in parts.items():
         if part is not None and part != "":
-            grid.add_row(title, Text(str(part)))
+            grid.add_row(title, Text(_shown(part, error)))
     return Group(
         Text.assemble("Refused ", when, ":"),
         Text(""),

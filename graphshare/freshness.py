@@ -193,6 +193,20 @@ class StateRecord:
         self.ledger.forget()
         self.book.version += 1
 
+    def renew(self, after: StateRecord) -> None:
+        """A recapture came out at the same place; what builds may write can be more by now.
+
+        Args:
+            after: What was captured, of one layout with this state.
+        """
+        self.state = after.state
+        if not self.leaves.contains(after.leaves):
+            self.leaves = self.leaves.union(after.leaves)
+        declared = self.declared()
+        for key, ranges in after.declared().items():
+            declared[key] = ranges.union(declared.get(key, _EMPTY))
+        self.redeclare(declared)
+
     def footprint(self, key: Hashable) -> MemoryRanges:
         """Memory that a build for the owner's ``key`` may write."""
         declared = self._declared.get(key)
@@ -275,6 +289,7 @@ class StateRecord:
         )
         if known:
             self.begin(by, key)
+        begun = self.ledger.epoch
         try:
             state = self.book.owner.build(key, batch, phase)
         except BaseException as error:
@@ -284,6 +299,7 @@ class StateRecord:
                 # then all that it is known to own may have been written.
                 with contextlib.suppress(Exception):
                     self._declare(key, device)
+            if not known or self.ledger.epoch != begun:
                 self.begin(by, key)
             raise
         self.tally.builds[phase.value] += 1
@@ -296,8 +312,10 @@ class StateRecord:
         except BaseException:
             self.begin(by, key)  # what came back is of no use, but the owner has written
             raise
-        if more or adopt or not known:
-            self.begin(by, key)  # what it wrote may be more than what was known before
+        if more or adopt or not known or self.ledger.epoch != begun:
+            # What it wrote may be more than what was known before, or later than what became fresh
+            # while it was built.
+            self.begin(by, key)
         self.spoil(Why(Staleness.BUILT_FOR_CAPTURE, by))
         self.intact = True
         self.ledger.live[self.serial] = self.ref

@@ -185,7 +185,7 @@ class Holdings(Generic[K]):
             return
         if before.checker.layout == after.checker.layout:
             new.record = before
-            before.state = after.state
+            before.renew(after)
             after.abandon()
 
     def _lease(self, entry: Entry[K]) -> None:

@@ -148,8 +148,8 @@ class _InFull:
     """What a refresh of one key does where something has happened since the last one."""
 
     __slots__ = (
-        "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally", "by", "key", "lease",
-        "ledger", "record", "watch",
+        "_begun", "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally", "by", "key",
+        "lease", "ledger", "record", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +166,7 @@ class _InFull:
         self.by = refuse.name, entry.key
         self.watch = entry.record.watches[entry.key] = Watch()
         self._reach, self._overwritten = Reach(), Why(Staleness.OVERWRITTEN, self.by)
+        self._begun = -1
 
     def begin(self) -> None:
         """Before the build: whom it may write over becomes stale (rule 2)."""
@@ -173,9 +174,17 @@ class _InFull:
         if order is not None:
             order.before_build()
         self._reach.overwrite(self.record, self.key, self._overwritten)
+        self._begun = self.ledger.epoch
+
+    def _ended(self) -> None:
+        # An owner may refresh or capture another pool while it builds. Its own writes may be the
+        # later ones.
+        if self.ledger.epoch != self._begun:
+            self._reach.overwrite(self.record, self.key, self._overwritten)
 
     def failed(self, error: BaseException) -> None:
         """The build raised."""
+        self._ended()
         self.record.spoil(Why(Staleness.BUILD_FAILED, self.by))
         name_build(error, self._refuse.name, self.key, Phase.REPLAY)
 
@@ -190,6 +199,7 @@ class _InFull:
             AddressChangedError, BakedValueChangedError: No graph can read the state.
         """
         record, order = self.record, self.record.order
+        self._ended()
         matches = self._check(state)
         if order is not None:
             order.after_build()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
+_STEADY = "tests/unit/test_steady_refresh.py"
+
 MUTATIONS = (
     # Rule 1: a refresh makes its key fresh, for its pool and all that borrow it.
     Mutation(
@@ -84,17 +86,33 @@ MUTATIONS = (
         "a-failed-capture-build-spoils-nothing",
         "a build that fails stales what it may have written",
         "freshness.py",
-        "                self.begin(by, key)\n            raise",
-        "            raise",
+        "if not known or self.ledger.epoch != begun:",
+        "if self.ledger.epoch != begun:",
         ("tests/unit/test_footprints.py::test_a_first_build_that_fails_may_have_written",),
     ),
     Mutation(
         "a-first-build-spoils-nothing",
         "the first build of a key stales what it writes over",
         "freshness.py",
-        "if more or adopt or not known:",
+        "if more or adopt or not known or self.ledger.epoch != begun:",
         "if False:",
         ("tests/unit/test_pool_capture.py::test_a_commit_needs_a_build_for_that_key_just_before",),
+    ),
+    Mutation(
+        "a-capture-build-ends-first",
+        "what becomes fresh while a build for a capture runs is overwritten by the rest of it",
+        "freshness.py",
+        "if more or adopt or not known or self.ledger.epoch != begun:",
+        "if more or adopt or not known:",
+        (f"{_STEADY}::test_a_neighbour_that_becomes_fresh_within_a_build",),
+    ),
+    Mutation(
+        "a-failed-capture-build-ends-first",
+        "what becomes fresh while a build for a capture runs and fails is overwritten as well",
+        "freshness.py",
+        "if not known or self.ledger.epoch != begun:",
+        "if not known:",
+        (f"{_STEADY}::test_a_neighbour_that_becomes_fresh_within_a_build",),
     ),
     Mutation(
         "footprint-of-one-key",

@@ -212,6 +212,24 @@ MUTATIONS = (
         ("tests/unit/test_sharing.py::test_recapture_at_the_same_addresses_keeps_borrowers",),
     ),
     Mutation(
+        "recapture-forgets-what-is-declared",
+        "what a build may write by now counts after a recapture that comes out at the same place",
+        "freshness.py",
+        "            declared[key] = ranges.union(declared.get(key, _EMPTY))\n",
+        "            pass\n",
+        ("tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_declares_anew",),
+    ),
+    Mutation(
+        "recapture-forgets-new-leaves",
+        "leaves that no graph reads count where they lie after a recapture, too",
+        "freshness.py",
+        "            self.leaves = self.leaves.union(after.leaves)\n",
+        "            pass\n",
+        (
+            "tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_finds_leaves_elsewhere",
+        ),
+    ),
+    Mutation(
         "zero-live-keys",
         "options that are wrong in themselves are refused",
         "core.py",

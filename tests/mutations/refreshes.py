@@ -310,6 +310,14 @@ MUTATIONS = (
         "        if steady < 0:\n            full.begin()",
         (f"{_STEADY}::test_a_neighbour_that_becomes_fresh",),
     ),
+    Mutation(
+        "nested-refreshes-come-later",
+        "what becomes fresh while a build runs is overwritten by the rest of it",
+        "refreshing.py",
+        "        if self.ledger.epoch != self._begun:\n",
+        "        if False:\n",
+        (f"{_STEADY}::test_a_neighbour_that_becomes_fresh_within_a_build",),
+    ),
     # The rest of a refresh.
     Mutation(
         "one-borrower-is-granted",

@@ -212,3 +212,54 @@ def test_a_build_that_came_out_elsewhere_has_written_there(declares, again):
             pool.capture([BIG], lambda key, state: state["rows"] * 2)
     with pytest.raises(StaleStateError):
         other.replay(SMALL)
+
+
+class Growing(ExtraOwner):
+    """Two leaves, the first under the rule ``any``; writes what ``more`` has as well."""
+
+    host_values = {"0": "any"}
+
+    def __init__(self):
+        super().__init__()
+        self.more = []
+
+    def build(self, key, batch, phase):
+        for each in self.more:
+            each.fill_(99)
+        return self.extra.fill_(99), super().build(key, batch, phase)
+
+
+class GrowingDeclared(Growing):
+    def writes(self, key):
+        return [self.buffer, *self.more]
+
+
+class GrowingUndeclared(Growing):
+    writes = None
+
+
+def overwritten_after_a_recapture(owner, change):
+    pool = captured(owner, [BIG, SMALL], lambda key, state: state[1] * 2)
+    neighbour = Owner()
+    other = captured(neighbour, [SMALL], name="other")
+    change(neighbour.buffer[:4])
+    pool.recapture()
+    for _ in range(3):
+        other.refresh(SMALL, 1)
+        assert other.replay(SMALL).tolist() == [2, 2]
+        other.refresh(SMALL, 1)
+        pool.refresh(BIG, 1)
+        with pytest.raises(StaleStateError) as caught:
+            other.replay(SMALL)
+        assert caught.value.written_by == ("pool", BIG)
+
+
+def test_a_recapture_at_the_same_place_declares_anew():
+    owner = GrowingDeclared()
+    overwritten_after_a_recapture(owner, owner.more.append)
+
+
+def test_a_recapture_at_the_same_place_finds_leaves_elsewhere():
+    """No graph reads them, so the layout is the same, but builds write there."""
+    owner = GrowingUndeclared()
+    overwritten_after_a_recapture(owner, lambda memory: setattr(owner, "extra", memory))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -258,3 +260,46 @@ def test_a_build_that_raises() -> None:
     owner.fails = False
     pool.refresh(BIG, 1)
     pool.replay(BIG)
+
+
+class Nesting(Owner):
+    """Does something else first, and writes when that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Callable[[], None] | None = None
+        self.fails = False
+
+    def build(self, key: Any, batch: Any, phase: Any) -> Any:
+        if self.first is not None:
+            self.first()
+        state = super().build(key, batch, phase)
+        if self.fails:
+            raise KeyError
+        return state
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("runs", [0, 12])
+@pytest.mark.parametrize("again", ["refresh", "capture"])
+def test_a_neighbour_that_becomes_fresh_within_a_build(again: str, runs: int, fails: bool) -> None:
+    """What the outer build writes comes later, and a refresh after it has to look again."""
+    owner, neighbour = Nesting(), Owner()
+    neighbour.buffer = owner.buffer[2:]
+    pool, other = captured(owner, [BIG]), captured(neighbour, [SMALL], name="other")
+    for batch in range(runs):
+        pool.refresh(BIG, batch)
+    for _ in range(2):
+        owner.first, owner.fails = lambda: other.refresh(SMALL, 7), fails
+        with pytest.raises(KeyError) if fails else nullcontext():
+            if again == "refresh":
+                pool.refresh(BIG, 1)
+            else:
+                draft = borrower()
+                share_states(pool, draft)
+                draft.capture([BIG], double)
+        owner.first, owner.fails = None, False
+        assert stale(other, SMALL) is Staleness.OVERWRITTEN
+        pool.refresh(BIG, 2)
+        assert pool.replay(BIG).tolist() == [4] * 4
+        assert stale(other, SMALL) is Staleness.OVERWRITTEN

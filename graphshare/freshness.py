@@ -143,9 +143,13 @@ class StateRecord:
         before = self._declared.get(key)
         if before is not None and before.contains(ranges):
             return False
-        # Buffers that moved, and were refused, may move back.
-        self._declared[key] = ranges if before is None else ranges.union(before)
-        self._memo.clear()
+        # Of every state that builds for the key go into: one may be captured anew in vain.
+        for record in self.book.records():
+            known = record._declared.get(key)
+            if known is not None or record is self:
+                # Buffers that moved, and were refused, may move back.
+                record._declared[key] = ranges if known is None else ranges.union(known)
+                record._memo.clear()
         self.ledger.forget()
         return True
 
@@ -194,7 +198,7 @@ class StateRecord:
         self.book.version += 1
 
     def renew(self, after: StateRecord) -> None:
-        """A recapture came out at the same place; what builds may write can be more by now.
+        """A recapture came out at the same place; leaves that no graph reads may lie elsewhere.
 
         Args:
             after: What was captured, of one layout with this state.
@@ -202,10 +206,8 @@ class StateRecord:
         self.state = after.state
         if not self.leaves.contains(after.leaves):
             self.leaves = self.leaves.union(after.leaves)
-        declared = self.declared()
-        for key, ranges in after.declared().items():
-            declared[key] = ranges.union(declared.get(key, _EMPTY))
-        self.redeclare(declared)
+            self.book.version += 1
+            self.ledger.forget()
 
     def footprint(self, key: Hashable) -> MemoryRanges:
         """Memory that a build for the owner's ``key`` may write."""

@@ -204,6 +204,11 @@ class _InFull:
         if order is not None:
             order.after_build()
         if record.why is not None:
+            if record.released:  # by the owner, while it built
+                self._tally.refused += 1
+                raise self._refuse.released(
+                    self.key, "the key was released while it was built", doing="refresh"
+                )
             record.revive()
         self.lease.why = None
         self._grant(self.lease)

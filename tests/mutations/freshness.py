@@ -136,7 +136,7 @@ MUTATIONS = (
         "moved-buffers-forgotten",
         "buffers that moved may move back",
         "freshness.py",
-        "ranges if before is None else ranges.union(before)",
+        "ranges if known is None else ranges.union(known)",
         "ranges",
         ("tests/unit/test_footprints.py::test_a_buffer_that_moved_may_move_back",),
     ),

@@ -213,11 +213,14 @@ MUTATIONS = (
     ),
     Mutation(
         "recapture-forgets-what-is-declared",
-        "what a build may write by now counts after a recapture that comes out at the same place",
+        "what a build may write by now counts for graphs that a recapture leaves as they are",
         "freshness.py",
-        "            declared[key] = ranges.union(declared.get(key, _EMPTY))\n",
-        "            pass\n",
-        ("tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_declares_anew",),
+        "            if known is not None or record is self:\n",
+        "            if record is self:\n",
+        (
+            "tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_declares_anew",
+            "tests/unit/test_footprints.py::test_a_recapture_in_vain_declares_anew",
+        ),
     ),
     Mutation(
         "recapture-forgets-new-leaves",

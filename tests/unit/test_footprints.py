@@ -238,12 +238,16 @@ class GrowingUndeclared(Growing):
     writes = None
 
 
-def overwritten_after_a_recapture(owner, change):
+def overwritten_after_a_recapture(owner, change, forward=None):
     pool = captured(owner, [BIG, SMALL], lambda key, state: state[1] * 2)
     neighbour = Owner()
     other = captured(neighbour, [SMALL], name="other")
     change(neighbour.buffer[:4])
-    pool.recapture()
+    if forward is None:
+        pool.recapture()
+    else:
+        with pytest.raises(CaptureError):
+            pool.recapture(forward=forward)
     for _ in range(3):
         other.refresh(SMALL, 1)
         assert other.replay(SMALL).tolist() == [2, 2]
@@ -257,6 +261,12 @@ def overwritten_after_a_recapture(owner, change):
 def test_a_recapture_at_the_same_place_declares_anew():
     owner = GrowingDeclared()
     overwritten_after_a_recapture(owner, owner.more.append)
+
+
+def test_a_recapture_in_vain_declares_anew():
+    """The old graphs stay, and the owner has said what its builds write from now on."""
+    owner = GrowingDeclared()
+    overwritten_after_a_recapture(owner, owner.more.append, lambda key, state: state[1].tolist())
 
 
 def test_a_recapture_at_the_same_place_finds_leaves_elsewhere():

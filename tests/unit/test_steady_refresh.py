@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from graphshare import AddressChangedError, GraphPool, Staleness, StaleStateError, share_states
+from graphshare import (
+    AddressChangedError,
+    GraphPool,
+    ReleasedStateError,
+    Staleness,
+    StaleStateError,
+    share_states,
+)
 from tests.one_buffer import BIG, SMALL, Apart, Owner, borrower, captured, double
 
 
@@ -303,3 +310,23 @@ def test_a_neighbour_that_becomes_fresh_within_a_build(again: str, runs: int, fa
         pool.refresh(BIG, 2)
         assert pool.replay(BIG).tolist() == [4] * 4
         assert stale(other, SMALL) is Staleness.OVERWRITTEN
+
+
+@pytest.mark.parametrize("runs", [0, 12])
+def test_a_key_that_is_released_within_its_build(runs: int) -> None:
+    """Nobody may replay on what was let go; the build is counted all the same."""
+    owner = Nesting()
+    target, draft = captured(owner, [BIG]), borrower()
+    share_states(target, draft)
+    draft.capture([BIG], double)
+    for batch in range(runs):
+        target.refresh(BIG, batch)
+    handle = target.bind(BIG)
+    owner.first = target.release
+    with pytest.raises(ReleasedStateError):
+        target.refresh(BIG, 1)
+    for replay in (handle.replay, lambda: draft.replay(BIG)):
+        with pytest.raises(ReleasedStateError):
+            replay()
+    found = target.statistics()
+    assert (found.refreshes, found.builds["replay"], found.fresh) == (runs, runs + 1, ())

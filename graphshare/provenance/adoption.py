@@ -129,6 +129,8 @@ def _plan(
 ) -> _Planned:
     refuse, device, lender = consumer.refuse, consumer.device, record.pool_name
     graph = readable_graph(entry, refuse, "share_states(adopt=True)")
+    for each in (record, entry.record):
+        _check_in_place(consumer, entry, each)
     rules = getattr(record.book.owner, "host_values", None)
     exact = {path: "equal" if rule == "at_most" else rule for path, rule in (rules or {}).items()}
     theirs = apply_views(source.views, record.captured)
@@ -173,6 +175,24 @@ def _plan(
         raise refuse.of(error, entry.key) from error
     checker = LayoutChecker(theirs, device, rules) if source.views else None
     return _Planned(entry, source, record, patch, outputs, graph_outputs, checker)
+
+
+def _check_in_place(consumer: PoolCore[Any], entry: Entry[Any], record: StateRecord) -> None:
+    """Refuse a state whose owner has put other memory into the very objects that were captured.
+
+    Their addresses are not those that graphs bake in, whatever becomes of the next refresh.
+    """
+    doing = "share_states(adopt=True)"
+    for each in consumer.differences(record, entry.key, record.captured, doing):
+        path = each.path or "(the state itself)"
+        raise _refused(
+            consumer,
+            entry,
+            f"{each.field} of {path} in {record.pool_name}'s state is not as captured",
+            str(each.expected),
+            str(each.got),
+            path=each.path,
+        )
 
 
 def _pairs(

@@ -204,6 +204,17 @@ MUTATIONS = (
         (f"{_REBIND}test_what_does_not_correspond_is_not_adopted",),
     ),
     Mutation(
+        "adopted-by-an-object-elsewhere",
+        "an object that was captured and has gone elsewhere does not say where graphs read it",
+        "provenance/adoption.py",
+        "        _check_in_place(consumer, entry, each)\n",
+        "        pass\n",
+        (
+            "tests/unit/test_rebind_faults.py::"
+            "test_no_adoption_by_an_object_that_has_gone_elsewhere",
+        ),
+    ),
+    Mutation(
         "adopted-graph-freed",
         "an adopted graph goes on",
         "provenance/adoption.py",

@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from graphshare import (
+    AddressChangedError,
     AttentionState,
     BatchDescriptor,
     GraphPool,
@@ -588,3 +589,50 @@ def test_a_checker_that_moved_is_freed_without_a_collection() -> None:
     finally:
         if enabled:
             gc.enable()
+
+
+class Kept:
+    """Returns the same object at each build; ``within`` is how its tensor gets other memory."""
+
+    def __init__(self, within: str) -> None:
+        self.within = within
+        self.buffer = torch.zeros(8)
+        tensor = self.buffer[:8]
+        self.state = {"rows": tensor} if within == "dict" else AttentionState({}, tensor)
+
+    def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+        rows(self.state).fill_(0 if batch is None else batch)
+        return self.state
+
+    def put_into(self, memory: torch.Tensor) -> None:
+        if self.within == "dict":
+            self.state["rows"] = memory[:8]
+        else:
+            rows(self.state).set_(memory.untyped_storage(), 0, (8,))
+
+
+def rows(state: Any) -> torch.Tensor:
+    return state["rows"] if isinstance(state, dict) else state.slot_mappings
+
+
+@pytest.mark.parametrize("within", ["dict", "tensor"])
+@pytest.mark.parametrize("whose", ["target", "draft"])
+def test_no_adoption_by_an_object_that_has_gone_elsewhere(within: str, whose: str) -> None:
+    """The captured object leads to memory that no graph reads, until the owner puts it back."""
+    owners = {"target": Kept(within), "draft": Kept(within)}
+    pools = {name: pool_of(owner, name) for name, owner in owners.items()}
+    for pool in pools.values():
+        pool.capture([K8], lambda key, state: rows(state) * 2)
+    target, draft = pools.values()
+    elsewhere = torch.zeros(8)
+    owners[whose].put_into(elsewhere)
+    with pytest.raises(AddressChangedError):
+        pools[whose].refresh(K8, 1)
+    with pytest.raises(RebindError) as caught:
+        share_states(target, draft, adopt=True)
+    assert caught.value.path == ("rows" if within == "dict" else "slot_mappings")
+    owners[whose].put_into(owners[whose].buffer)
+    share_states(target, draft, adopt=True)
+    target.refresh(K8, 3)
+    for pool in pools.values():
+        assert pool.replay(K8).tolist() == [6] * 8

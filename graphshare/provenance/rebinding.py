@@ -23,6 +23,7 @@ from graphshare.provenance.finding import readable_graph
 from graphshare.provenance.labels import moved_labels
 from graphshare.provenance.refusing import (
     check_bystanders,
+    check_in_place,
     check_moves,
     check_no_capture,
     check_used,
@@ -108,6 +109,7 @@ def _rebind(
     family = family_of(pools)
     chosen = _chosen(first, family, keys)
     records = {id(entry.record): entry.record for _, entry in chosen}
+    check_in_place(refuse, records.values(), moves)
     try:
         moved = _moved_states(first, records.values(), moves)
         if keys is not None:

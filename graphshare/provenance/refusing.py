@@ -11,12 +11,14 @@ from graphshare.core import PoolCore
 from graphshare.entry import Entry
 from graphshare.errors import RebindError
 from graphshare.freshness import StateRecord
+from graphshare.memory import MemoryRanges
 from graphshare.provenance.family import Member
 from graphshare.refusals import Refusals
 from graphshare.relocation import Relocation
 
 __all__ = [
     "check_bystanders",
+    "check_in_place",
     "check_moves",
     "check_no_capture",
     "check_used",
@@ -54,6 +56,28 @@ def check_moves(pools: Sequence[PoolCore[Any]], moves: Moves, refuse: Refusals) 
                 remedy="Allocate the new tensor by itself: torch.empty_like(old)",
             )
         )
+
+
+def check_in_place(refuse: Refusals, records: Iterable[StateRecord], moves: Moves) -> None:
+    """Refuse to move states whose owner has put other memory into the captured tensors themselves.
+
+    Then they do not say any more what of the state moves.
+    """
+    for record in records:
+        if record.released or not record.reads.overlaps(moves.ranges):
+            continue
+        if not record.reads.contains(MemoryRanges.of(record.tensors)):
+            raise refuse.counted(
+                RebindError(
+                    f"{refuse.name}: rebind of tensors of {record.pool_name} that are elsewhere",
+                    expected="the captured tensors, where the graphs read them",
+                    got="some that their owner has put elsewhere (set_, or .data)",
+                    key=record.key,
+                    consequence="The graphs would move, and the check of later builds would not",
+                    remedy="Rebind first; the owner changes its tensors afterwards",
+                    keys=tuple(record.keys),
+                )
+            )
 
 
 def check_whole(

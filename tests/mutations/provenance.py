@@ -209,10 +209,15 @@ MUTATIONS = (
         "provenance/adoption.py",
         "        _check_in_place(consumer, entry, each)\n",
         "        pass\n",
-        (
-            "tests/unit/test_rebind_faults.py::"
-            "test_no_adoption_by_an_object_that_has_gone_elsewhere",
-        ),
+        (f"{_FAULTS}test_no_adoption_by_an_object_that_has_gone_elsewhere",),
+    ),
+    Mutation(
+        "rebound-by-tensors-elsewhere",
+        "captured tensors that were put elsewhere in place do not say what of a state moves",
+        "provenance/rebinding.py",
+        "    check_in_place(refuse, records.values(), moves)\n",
+        "",
+        (f"{_FAULTS}test_no_rebind_by_a_tensor_that_has_gone_elsewhere",),
     ),
     Mutation(
         "adopted-graph-freed",

@@ -636,3 +636,35 @@ def test_no_adoption_by_an_object_that_has_gone_elsewhere(within: str, whose: st
     target.refresh(K8, 3)
     for pool in pools.values():
         assert pool.replay(K8).tolist() == [6] * 8
+
+
+def test_no_rebind_by_a_tensor_that_has_gone_elsewhere() -> None:
+    """The graph would move, and the state that is compared with later builds would not."""
+    owner = Kept("tensor")
+    pool = pool_of(owner)
+    pool.capture([K8], lambda key, state: rows(state) * 2)
+    new = torch.zeros(8)
+    owner.put_into(torch.zeros(8))
+    with pytest.raises(RebindError) as caught:
+        pool.rebind({owner.buffer: new})
+    assert caught.value.key == K8
+    owner.put_into(owner.buffer)
+    pool.refresh(K8, 3)
+    assert pool.replay(K8).tolist() == [6] * 8
+    pool.rebind({owner.buffer: new})
+    owner.put_into(new)
+    pool.refresh(K8, 4)
+    assert pool.replay(K8).tolist() == [8] * 8
+    assert new.tolist() == [4] * 8
+
+
+def test_a_rebind_by_an_object_that_leads_elsewhere() -> None:
+    """Its owner may change what the object holds before it says so: the tensors are known."""
+    owner = Kept("dict")
+    pool = pool_of(owner)
+    pool.capture([K8], lambda key, state: rows(state) * 2)
+    new = torch.zeros(8)
+    owner.put_into(new)
+    pool.rebind({owner.buffer: new})
+    pool.refresh(K8, 4)
+    assert pool.replay(K8).tolist() == [8] * 8

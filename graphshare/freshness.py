@@ -46,7 +46,7 @@ class StateRecord:
         tensors: Those of ``captured`` that a graph on this state reads.
         reads: Memory that a graph on this state reads.
         leaves: All memory of the state, leaves under the rule ``any`` included.
-        intact: Whether the memory still holds what was last built for it.
+        intact: Whether the memory still holds what was last built, for a warmup or a capture.
         extent: Number of the memory that it covers; a new one for each adopted state.
         released: Whether the owner's pool let it go.
         leases: Of the pools that replay on it.
@@ -363,7 +363,7 @@ class StateRecord:
 
     def revive(self) -> None:
         """The build for a batch returned what the graphs can read (rule 1); leases come on top."""
-        self.intact = True
+        self.intact = False  # a batch's: no longer what a capture was made on
         self.why = None
         self.ledger.live[self.serial] = self.ref
         self.ledger.epoch += 1

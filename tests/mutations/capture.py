@@ -173,6 +173,17 @@ MUTATIONS = (
         ("tests/unit/test_pool_capture.py::test_a_commit_needs_a_build_for_that_key_just_before",),
     ),
     Mutation(
+        "refreshed-for-a-commit",
+        "a refresh is no build for a capture",
+        "freshness.py",
+        "        self.intact = False  # a batch's",
+        "        self.intact = True  # a batch's",
+        (
+            "tests/unit/test_pool_capture.py"
+            "::test_a_commit_after_a_refresh_of_the_joint_state_is_refused",
+        ),
+    ),
+    Mutation(
         "commit-twice",
         "each commit needs a build of its own",
         "capturing.py",

@@ -304,6 +304,23 @@ def test_a_commit_needs_a_build_for_that_key_just_before():
         capturing.state(BIG, Phase.CAPTURE)
 
 
+def test_a_commit_after_a_refresh_of_the_joint_state_is_refused():
+    """The graph may have been captured after it, on a batch's contents."""
+    joint, more = BatchDescriptor(4), BatchDescriptor(4, num_active_loras=1)
+    pool = make(state_key=lambda key: key.num_tokens)
+    pool.capture([joint], double)
+    with pool.capturing([more]) as capturing:
+        capturing.state(more, Phase.WARMUP)
+        capturing.state(more, Phase.CAPTURE)
+        pool.refresh(joint, 3)
+        with pytest.raises(CaptureError) as caught:
+            capturing.commit(more, lambda: None)
+        assert caught.value.key == more
+        capturing.state(more, Phase.CAPTURE)
+        capturing.commit(more, lambda: None)
+    assert set(pool.keys()) == {joint, more}
+
+
 def test_captures_do_not_nest():
     """One capture of a pool at a time; another pool's is its own affair."""
     pool, other = make(), make()

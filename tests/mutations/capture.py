@@ -178,10 +178,7 @@ MUTATIONS = (
         "freshness.py",
         "        self.intact = False  # a batch's",
         "        self.intact = True  # a batch's",
-        (
-            "tests/unit/test_pool_capture.py"
-            "::test_a_commit_after_a_refresh_of_the_joint_state_is_refused",
-        ),
+        ("tests/unit/test_pool_capture.py::test_a_commit_after_a_refresh_is_refused",),
     ),
     Mutation(
         "commit-twice",

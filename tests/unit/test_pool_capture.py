@@ -304,8 +304,8 @@ def test_a_commit_needs_a_build_for_that_key_just_before():
         capturing.state(BIG, Phase.CAPTURE)
 
 
-def test_a_commit_after_a_refresh_of_the_joint_state_is_refused():
-    """The graph may have been captured after it, on a batch's contents."""
+def test_a_commit_after_a_refresh_is_refused():
+    """Of a joint state: the graph may have been captured after it, on a batch's contents."""
     joint, more = BatchDescriptor(4), BatchDescriptor(4, num_active_loras=1)
     pool = make(state_key=lambda key: key.num_tokens)
     pool.capture([joint], double)

@@ -304,11 +304,11 @@ MUTATIONS = (
     ),
     Mutation(
         "steady-for-ever",
-        "an event is followed by a full refresh",
+        "after an event, a build begins with making stale what it may write over",
         "refreshing.py",
         "        if ledger.epoch != steady:\n            full.begin()",
         "        if steady < 0:\n            full.begin()",
-        (f"{_STEADY}::test_a_neighbour_that_becomes_fresh",),
+        (f"{_STEADY}::test_a_neighbour_is_stale_from_the_beginning_of_a_build",),
     ),
     Mutation(
         "nested-refreshes-come-later",

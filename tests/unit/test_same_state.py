@@ -510,7 +510,7 @@ def test_an_owner_that_writes_more_than_it_did() -> None:
 def test_what_an_owner_declares_is_moved() -> None:
     pool, neighbour = captured(Apart(), [BIG]), Owner()
     other = captured(neighbour, [BIG], name="other")
-    for _ in range(3):  # until nobody enters any more
+    for _ in range(12):  # until nobody enters any more, and no object is hoped to come again
         other.refresh(BIG, 1)
         pool.refresh(BIG, 1)
         other.replay(BIG)

@@ -286,6 +286,22 @@ class Nesting(Owner):
         return state
 
 
+@pytest.mark.parametrize("runs", [1, 12])
+def test_a_neighbour_is_stale_from_the_beginning_of_a_build(runs: int) -> None:
+    owner, neighbour = Nesting(), Owner()
+    neighbour.buffer = owner.buffer[2:]
+    pool, other = captured(owner, [BIG]), captured(neighbour, [SMALL], name="other")
+    seen: list[Staleness | None] = []
+    for batch in range(runs):
+        pool.refresh(BIG, batch)
+    for _ in range(2):
+        other.refresh(SMALL, 7)
+        owner.first = lambda: seen.append(stale(other, SMALL))
+        pool.refresh(BIG, 1)
+        owner.first = None
+    assert seen == [Staleness.OVERWRITTEN] * 2
+
+
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("runs", [0, 12])
 @pytest.mark.parametrize("again", ["refresh", "capture"])

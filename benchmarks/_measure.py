@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def save_results(path: str | os.PathLike[str], name: str, results: Any) -> None:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    command = [re.sub(r"(^|=).*/", r"\1", each) for each in sys.argv]  # no folders of the machine
     content = {"benchmark": name, "machine": machine(), "command": command, "results": results}
     target.write_text(json.dumps(content, indent=2) + "\n")
 

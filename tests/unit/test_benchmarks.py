@@ -35,6 +35,7 @@ def test_runs_and_writes_its_results(
     importlib.import_module(f"benchmarks.{name.replace('/', '.')}").main()
     content = json.loads(path.read_text())
     assert {"python", "torch", "processor", "gpu", "driver", "commit"} <= set(content["machine"])
+    assert not any(str(tmp_path) in part for part in content["command"])
     figures = run.figures_of(content["results"])
     assert figures
     assert all(figure["value"] == figure["value"] for figure in figures)

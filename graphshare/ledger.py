@@ -97,7 +97,7 @@ class Ledger:
         self.epoch += 1
 
     def others(self, record: StateRecord) -> list[StateRecord]:
-        """The records that are intact, without ``record``."""
+        """The records that are in ``live``, without ``record``."""
         live = self.live
         if not live or (len(live) == 1 and record.serial in live):
             return []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import importlib
 import os
 import random
@@ -85,23 +83,6 @@ def start(
         },
         **options,
     )
-
-
-def stop(llm: Any) -> None:
-    """End the engine, so that this process may start another."""
-    _runners.clear()
-    try:
-        # The V2 model runner of 0.20.2 has no method for it.
-        with contextlib.suppress(AttributeError):
-            llm.llm_engine.engine_core.shutdown()
-    finally:
-        del llm
-        workspace: Any = importlib.import_module("vllm.v1.worker.workspace")
-        workspace.reset_workspace_manager()
-        parallel: Any = importlib.import_module("vllm.distributed.parallel_state")
-        parallel.cleanup_dist_env_and_memory()
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 _runners: list[Any] = []

@@ -23,8 +23,8 @@ import torch
 
 from benchmarks._measure import machine
 from benchmarks.vllm import _engine, _faults, _models, _profile, _time
-from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
-from graphshare.adapters.vllm.switch import Mode, mode_from
+from graphshare.adapters.vllm import sessions, statistics
+from graphshare.adapters.vllm.switch import mode_from
 
 
 def digest(value: Any) -> str:
@@ -146,26 +146,11 @@ TASKS: dict[str, Callable[[Any, Any], Any]] = {
 TAKE_TIMES = ("profile", "endtoend")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    run(arguments)
-    os._exit(0)  # an engine whose step was refused does not end well
-
-
-def run(arguments: Sequence[str] | None = None, *, again: bool = False) -> None:
-    """Run one scenario; what it finds is in its JSON.
-
-    Args:
-        arguments: As on the command line.
-        again: Whether this process has run one before. vLLM calls plug-ins once in a process, so
-            graphshare is then activated as its plug-in would.
-    """
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one scenario, the only one of this process: a second engine would not start in it."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO)
-    mode = mode_from(os.environ)
-    deactivate()
-    _engine.remember_runner()
-    if mode is not Mode.OFF and again:
-        activate(mode)
+    mode_from(os.environ)  # refuses a switch that is misspelt, before vLLM starts
     result: dict[str, Any] = {"options": {k: str(v) for k, v in vars(options).items()}}
     result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
     began = time.perf_counter()
@@ -215,9 +200,8 @@ def run(arguments: Sequence[str] | None = None, *, again: bool = False) -> None:
         if kept:
             guarded(name, lambda name=name: TASKS[name](kept[0], options))
     guarded("statistics", lambda: {k: _plain(v) for k, v in _fields(statistics()).items()})
-    if kept:
-        guarded("stop", lambda: _engine.stop(kept.pop()))
     print(f"{options.json.stem}: done in {time.perf_counter() - began:.0f} s", flush=True)
+    os._exit(0)  # an engine whose step was refused does not end well
 
 
 def _parser() -> argparse.ArgumentParser:

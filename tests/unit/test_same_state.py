@@ -520,18 +520,19 @@ def test_what_an_owner_declares_is_moved() -> None:
     assert stale_by_overwriting(other, BIG)
 
 
+class Wide(Owner):
+    """Each of its keys has a buffer; a build may write any of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers = {BIG: torch.zeros(8), SMALL: torch.zeros(8)}
+
+    def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+        self.buffer = self.buffers[key]
+        return super().build(key, batch, phase)
+
+
 def test_a_key_more_of_an_owner_that_may_write_all() -> None:
-    class Wide(Owner):
-        """Each key of its own has a buffer; a build may write any of them."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.buffers = {BIG: torch.zeros(8), SMALL: torch.zeros(8)}
-
-        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
-            self.buffer = self.buffers[key]
-            return super().build(key, batch, phase)
-
     owner = Wide()
     pool = captured(owner, [BIG])
     other = captured(on(owner.buffers[SMALL]), [BIG], name="other")
@@ -546,15 +547,6 @@ def test_a_key_more_of_an_owner_that_may_write_all() -> None:
 
 
 def test_a_key_less_of_an_owner_that_may_write_all() -> None:
-    class Wide(Owner):
-        def __init__(self) -> None:
-            super().__init__()
-            self.buffers = {BIG: torch.zeros(8), SMALL: torch.zeros(8)}
-
-        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
-            self.buffer = self.buffers[key]
-            return super().build(key, batch, phase)
-
     owner = Wide()
     pool = captured(owner, [BIG, SMALL])
     other = captured(on(owner.buffers[SMALL]), [BIG], name="other")

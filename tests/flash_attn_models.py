@@ -63,7 +63,7 @@ def make_borrower(kind: str, shapes: Shapes = TARGET, capacity: PagedCapacity = 
     shape = shape_of(shapes)
     if kind == "fa2":
         return required(lambda: FlashAttention2(capacity, shape))
-    return required(lambda: FlashAttention3(capacity, shape, DEVICE))
+    return required(lambda: FlashAttention3(capacity, shape))
 
 
 class Model:

@@ -57,7 +57,7 @@ def _owner(kind: str, capacity: PagedCapacity, device: torch.device) -> Any:
 def _kernel(kind: str, capacity: PagedCapacity, device: torch.device) -> Any:
     if kind == "flash_attn2":
         return FlashAttention2(capacity, SHAPE)
-    return FlashAttention3(capacity, SHAPE, device)
+    return FlashAttention3(capacity, SHAPE, device=device)
 
 
 def _batches(requests: int, count: int = 8) -> list[PagedBatch]:

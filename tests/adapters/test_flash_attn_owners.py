@@ -68,7 +68,7 @@ def make_borrower(kind, shapes=SHAPES, capacity=CAPACITY):
     if kind == "fa2":
         return FlashAttention2(capacity, shape, module=flash_attention_2())
     library = flash_attention_3(kind)
-    return FlashAttention3(capacity, shape, "cpu", build=kind, module=library)
+    return FlashAttention3(capacity, shape, device="cpu", build=kind, module=library)
 
 
 class Model:
@@ -334,7 +334,7 @@ def test_a_build_with_another_layout_is_refused():
         other = flash_attention_3(theirs)
         library.get_scheduler_metadata = other.get_scheduler_metadata
         with pytest.raises(UnsupportedBuildError) as caught:
-            FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu", build=ours, module=library)
+            FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu", build=ours, module=library)
         assert caught.value.backend == f"flash_attn3/{ours}"
         assert isinstance(caught.value, GraphShareError)
 
@@ -343,7 +343,7 @@ def test_a_build_that_takes_other_arguments_is_refused():
     library = flash_attention_3("vllm")
     library.get_scheduler_metadata = lambda batch_size: None
     with pytest.raises(UnsupportedBuildError) as caught:
-        FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu", build="vllm", module=library)
+        FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu", build="vllm", module=library)
     assert "unexpected keyword" in caught.value.got
 
 
@@ -368,8 +368,33 @@ def test_a_build_without_a_function_is_refused():
 def test_whether_a_build_always_packs_is_found_out():
     for packs in (False, True):
         library = flash_attention_3("vllm", packs_always=packs)
-        kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu", build="vllm", module=library)
+        kernel = FlashAttention3(
+            CAPACITY, shape_of(SHAPES), device="cpu", build="vllm", module=library
+        )
         assert kernel.spec.packs_always is packs
+
+
+def test_the_library_is_asked_on_the_current_device_unless_another_is_named(monkeypatch):
+    asked = []
+
+    def current(what, device):
+        asked.append(device)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("graphshare.adapters.flash_attn.fa3.device_of", current)
+    library = flash_attention_3("vllm")
+    kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), build="vllm", module=library)
+    assert kernel.spec == make_borrower("vllm").spec
+    assert asked == ["cuda", "cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_told_before_a_library_is_asked_on_it():
+    for device in ({}, {"device": "cuda"}):
+        with pytest.raises(RuntimeError, match=r"FlashAttention 3: device.*no CUDA device"):
+            FlashAttention3(CAPACITY, shape_of(SHAPES), **device)
+    with pytest.raises(ValueError, match="FlashAttention 3: device"):
+        FlashAttention3(CAPACITY, shape_of(SHAPES), device="gpu")
 
 
 def test_flash_attention_4_is_refused():
@@ -387,20 +412,22 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=r"graphshare\[flash-attn\]"):
         FlashAttention2(CAPACITY, shape_of(SHAPES))
     with pytest.raises(ModuleNotFoundError, match=r"graphshare\[vllm\]"):
-        FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu")
+        FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu")
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu", build="vllm", module="no_such_module")
+        FlashAttention3(
+            CAPACITY, shape_of(SHAPES), device="cpu", build="vllm", module="no_such_module"
+        )
 
 
 def test_the_build_that_is_installed_is_found(monkeypatch):
     for name in ("vllm", "flash_attn_interface", "flash_attn_3"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attention_3("upstream"))
-    kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu")
+    kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu")
     assert kernel.spec.backend == "flash_attn3/upstream"
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", flash_attention_3("vllm"))
-    kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu")
+    kernel = FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu")
     assert kernel.spec.backend == "flash_attn3/vllm"
 
 
@@ -415,7 +442,7 @@ def test_what_is_missing_inside_a_library_is_not_taken_for_the_library(monkeypat
 @pytest.mark.parametrize("build", ["dao", "auto"])
 def test_a_module_needs_a_build(build):
     with pytest.raises(ValueError, match="build"):
-        FlashAttention3(CAPACITY, shape_of(SHAPES), "cpu", build=build, module="anything")
+        FlashAttention3(CAPACITY, shape_of(SHAPES), device="cpu", build=build, module="anything")
 
 
 @pytest.mark.parametrize(

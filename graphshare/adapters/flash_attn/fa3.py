@@ -20,6 +20,7 @@ from graphshare.adapters.paged import (
     dummy_batch,
 )
 from graphshare.adapters.paged.shape import AttentionShape
+from graphshare.device import device_of
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -63,7 +64,8 @@ class FlashAttention3:
     Args:
         capacity: The lender's.
         shape: Heads and mask of the model's layers.
-        device: A GPU of compute capability 9.0.
+        device: A GPU of compute capability 9.0, on which the library is asked how it plans; by
+            default the current one.
         build: Whose build: ``"vllm"``, ``"upstream"`` (the packages ``flash_attn_interface`` and
             ``flash_attn_3``), or ``"auto"`` for the first that is installed.
         module: Where that build is, if not in its usual place.
@@ -71,21 +73,23 @@ class FlashAttention3:
     Raises:
         ModuleNotFoundError: It is not installed.
         UnsupportedBuildError: Its plans are not of the sizes that this adapter computes.
-        ValueError: For another ``build``, or a module without one.
+        ValueError: For another ``build``, a module without one, or a device that torch does not
+            know.
+        RuntimeError: The device is not there.
     """
 
     def __init__(
         self,
         capacity: PagedCapacity,
         shape: AttentionShape,
-        device: torch.device | str,
         *,
+        device: torch.device | str | None = None,
         build: Literal["auto", "vllm", "upstream"] = "auto",
         module: str | ModuleType | None = None,
     ) -> None:
         self.capacity = capacity
         self.shape = shape
-        self.device = torch.device(device)
+        self.device = device_of("FlashAttention 3: device", "cuda" if device is None else device)
         # Both sides of a launch resolve the window by this length; the original's launch takes it
         # from the width of the block table.
         self._max_seq_len = capacity.max_pages * capacity.page_size
@@ -239,10 +243,10 @@ class FlashAttention3Owner(FlashAttention3):
     ) -> None:
         if not 1 <= num_splits <= _MAX_SPLITS:
             raise ValueError(f"num_splits: expected 1 to {_MAX_SPLITS}, got {num_splits}")
-        super().__init__(capacity, shape, device, build=build, module=module)
+        super().__init__(capacity, shape, device=device, build=build, module=module)
         self._num_splits = num_splits
         self._max_split_tokens = max_split_tokens
-        self._buffers = PagedBuffers(capacity, device)
+        self._buffers = PagedBuffers(capacity, self.device)
         most = padded(capacity.max_num_reqs) * 4 + 1  # no layout has more vectors
         self._schedule = torch.zeros(most, dtype=torch.int32, device=self.device)
         self._plans: dict[BatchDescriptor, _Plan] = {}

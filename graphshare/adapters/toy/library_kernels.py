@@ -274,7 +274,7 @@ class FlashAttention3Kernel(LibraryKernel):
     def _make_runner(
         self, capacity: PagedCapacity, shape: AttentionShape, device: torch.device | str
     ) -> _Runs:
-        return FlashAttention3(capacity, shape, device, **self._options)
+        return FlashAttention3(capacity, shape, device=device, **self._options)
 
 
 class FlashInferKernel(LibraryKernel):

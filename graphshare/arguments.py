@@ -5,6 +5,7 @@ Without torch, as descriptors are, so that planning need not wait for it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "distinct_keys",
     "listed",
     "shown",
+    "whole_number",
     "wrong_type",
     "wrong_value",
 ]
@@ -74,6 +76,33 @@ def check_flag(what: str, value: object) -> None:
     """
     if not isinstance(value, bool):
         raise wrong_type(what, "True or False", value)
+
+
+def whole_number(what: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return a count as an ``int``; NumPy's integers are taken, a tensor or a flag is not.
+
+    Args:
+        what: Which argument.
+        value: The argument.
+        least: The least that it may be.
+        most: The most that it may be.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is out of range.
+    """
+    # A bool is an int to Python, but a flag passed as a count is a mistake; so is a tensor, which
+    # has an index where it has one element, and would wait for the device.
+    if isinstance(value, bool) or hasattr(type(value), "__torch_function__"):
+        raise TypeError(f"{what}: expected an int, got {shown(value)}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}: expected an int, got {shown(value)}") from None
+    if number < least or (most is not None and number > most):
+        limits = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{what}: expected {limits}, got {number}")
+    return number
 
 
 def listed(what: str, values: Any, each: str, remedy: str = "") -> list[Any]:

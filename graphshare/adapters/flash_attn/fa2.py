@@ -17,7 +17,10 @@ from graphshare.adapters.paged import (
     PagedCapacity,
     dummy_batch,
 )
+from graphshare.adapters.paged.arguments import check_capacity, check_module, check_shape
 from graphshare.adapters.paged.shape import AttentionShape
+from graphshare.arguments import whole_number
+from graphshare.device import device_of
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -65,8 +68,9 @@ class FlashAttention2:
     Raises:
         ModuleNotFoundError: flash-attn is not installed.
         UnsupportedBuildError: It lacks a function.
+        TypeError: An argument is of another type.
         ValueError: For pages that are not a multiple of 256 tokens
-            (``csrc/flash_attn/flash_api.cpp``).
+            (``csrc/flash_attn/flash_api.cpp``), or ``num_splits`` below 0.
     """
 
     def __init__(
@@ -77,16 +81,17 @@ class FlashAttention2:
         num_splits: int = 0,
         module: str | ModuleType | None = None,
     ) -> None:
+        check_capacity("FlashAttention 2", capacity)
+        check_shape("FlashAttention 2: shape", shape)
+        check_module("FlashAttention 2", module)
         if capacity.page_size % 256:
             raise ValueError(
                 f"page_size: expected a multiple of 256, got {capacity.page_size}. flash-attn's "
                 "kernels load whole tiles of a page. Use larger pages, or FlashAttention 3"
             )
-        if num_splits < 0:
-            raise ValueError(f"num_splits: expected 0 or more, got {num_splits}")
+        self._num_splits = whole_number("num_splits", num_splits, 0)
         self.capacity = capacity
         self.shape = shape
-        self._num_splits = num_splits
         self._library = find_flash_attention_2(module)
 
     @property
@@ -181,7 +186,9 @@ class FlashAttention2Owner(FlashAttention2):
         module: As in :class:`FlashAttention2`.
 
     Raises:
-        As :class:`FlashAttention2`.
+        RuntimeError: The device is not there.
+        TypeError, ValueError: For an argument that cannot be meant, as :class:`FlashAttention2`.
+        ModuleNotFoundError, UnsupportedBuildError: As :class:`FlashAttention2`.
     """
 
     def __init__(
@@ -193,6 +200,7 @@ class FlashAttention2Owner(FlashAttention2):
         num_splits: int = 0,
         module: str | ModuleType | None = None,
     ) -> None:
+        device = device_of("FlashAttention 2: device", device)
         super().__init__(capacity, shape, num_splits=num_splits, module=module)
         self._buffers = PagedBuffers(capacity, device)
         self._states: dict[BatchDescriptor, AttentionState] = {}

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from graphshare.adapters.flash_attn.library import find_flash_attention_3
+from graphshare.adapters.flash_attn.library import (
+    find_flash_attention_3,
+    places_of_flash_attention_3,
+)
 from graphshare.adapters.flash_attn.probe import check_sizes, packs_always
 from graphshare.adapters.flash_attn.schedule import Resolved, metadata_size, padded, resolve
 from graphshare.adapters.flash_attn.specs import FlashAttention3Spec
@@ -19,7 +22,9 @@ from graphshare.adapters.paged import (
     PagedCapacity,
     dummy_batch,
 )
+from graphshare.adapters.paged.arguments import check_capacity, check_shape
 from graphshare.adapters.paged.shape import AttentionShape
+from graphshare.arguments import whole_number
 from graphshare.device import device_of
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
@@ -73,6 +78,7 @@ class FlashAttention3:
     Raises:
         ModuleNotFoundError: It is not installed.
         UnsupportedBuildError: Its plans are not of the sizes that this adapter computes.
+        TypeError: An argument is of another type.
         ValueError: For another ``build``, a module without one, or a device that torch does not
             know.
         RuntimeError: The device is not there.
@@ -87,13 +93,16 @@ class FlashAttention3:
         build: Literal["auto", "vllm", "upstream"] = "auto",
         module: str | ModuleType | None = None,
     ) -> None:
+        check_capacity("FlashAttention 3", capacity)
+        check_shape("FlashAttention 3: shape", shape)
+        places = places_of_flash_attention_3(build, module)
         self.capacity = capacity
         self.shape = shape
         self.device = device_of("FlashAttention 3: device", "cuda" if device is None else device)
         # Both sides of a launch resolve the window by this length; the original's launch takes it
         # from the width of the block table.
         self._max_seq_len = capacity.max_pages * capacity.page_size
-        self._library = find_flash_attention_3(build, module)
+        self._library = find_flash_attention_3(places)
         self._packs_always = packs_always(self._library, self.device)
         check_sizes(self._library, self.device, self._packs_always)
 
@@ -227,6 +236,7 @@ class FlashAttention3Owner(FlashAttention3):
     Raises:
         ValueError: For ``num_splits`` below 1 (a choice of the library's would differ from the
             captured one) or above 256, and as :class:`FlashAttention3`.
+        TypeError, RuntimeError: As :class:`FlashAttention3`.
         ModuleNotFoundError, UnsupportedBuildError: As :class:`FlashAttention3`.
     """
 
@@ -241,11 +251,11 @@ class FlashAttention3Owner(FlashAttention3):
         num_splits: int = 16,
         max_split_tokens: int = 512,
     ) -> None:
-        if not 1 <= num_splits <= _MAX_SPLITS:
-            raise ValueError(f"num_splits: expected 1 to {_MAX_SPLITS}, got {num_splits}")
+        self._num_splits = whole_number("num_splits", num_splits, 1, _MAX_SPLITS)
+        self._max_split_tokens = whole_number("max_split_tokens", max_split_tokens, 0)
+        # None would stand for the current device: an owner is told where its states lie.
+        device = device_of("FlashAttention 3: device", device)
         super().__init__(capacity, shape, device=device, build=build, module=module)
-        self._num_splits = num_splits
-        self._max_split_tokens = max_split_tokens
         self._buffers = PagedBuffers(capacity, self.device)
         most = padded(capacity.max_num_reqs) * 4 + 1  # no layout has more vectors
         self._schedule = torch.zeros(most, dtype=torch.int32, device=self.device)

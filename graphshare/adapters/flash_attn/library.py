@@ -11,9 +11,16 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from graphshare.adapters.flash_attn.schedule import Layout
+from graphshare.adapters.paged.arguments import check_module
 from graphshare.errors import GraphShareError
 
-__all__ = ["UnsupportedBuildError", "find_flash_attention_2", "find_flash_attention_3"]
+__all__ = [
+    "Module",
+    "UnsupportedBuildError",
+    "find_flash_attention_2",
+    "find_flash_attention_3",
+    "places_of_flash_attention_3",
+]
 
 _T = TypeVar("_T")
 
@@ -100,20 +107,20 @@ def find_flash_attention_2(module: Module = None) -> FlashAttention2Library:
     )
 
 
-def find_flash_attention_3(
+def places_of_flash_attention_3(
     build: Literal["auto", "vllm", "upstream"] = "auto", module: Module = None
-) -> FlashAttention3Library:
-    """Import a build of FlashAttention 3.
+) -> Mapping[str | ModuleType, Layout]:
+    """Return where to look for a build of FlashAttention 3, in turn, and its layout there.
 
     Args:
         build: Whose; ``"auto"`` takes vLLM's if vLLM is installed, else the original's.
         module: Where that build is, if not in its usual place. Needs a ``build``.
 
     Raises:
-        ModuleNotFoundError: It is not installed.
-        UnsupportedBuildError: It lacks a function.
+        TypeError: For a module that is neither one nor the name of one.
         ValueError: For another ``build``, or a module without one.
     """
+    check_module("FlashAttention 3", module)
     if build not in ("auto", *_PACKAGES):
         raise ValueError(f"build: expected 'auto', 'vllm' or 'upstream', got {build!r}")
     if build == "auto":
@@ -122,11 +129,23 @@ def find_flash_attention_3(
         layouts = tuple(_PACKAGES)
     else:
         layouts = (build,)
-    places: dict[str | ModuleType, Layout] = {
+    return {
         place: layout
         for layout in layouts
         for place in (_PACKAGES[layout] if module is None else (module,))
     }
+
+
+def find_flash_attention_3(places: Mapping[str | ModuleType, Layout]) -> FlashAttention3Library:
+    """Import a build of FlashAttention 3.
+
+    Args:
+        places: As :func:`places_of_flash_attention_3` returns them.
+
+    Raises:
+        ModuleNotFoundError: None is installed.
+        UnsupportedBuildError: The first that is lacks a function.
+    """
     layout, found = _first("flash_attn3", places, "vllm")
     backend = f"flash_attn3/{layout}"
     name = "flash_attn_varlen_func" if layout == "vllm" else "flash_attn_with_kvcache"

@@ -12,6 +12,7 @@ from graphshare.adapters.flashinfer.planner import Planner
 from graphshare.adapters.flashinfer.plans import Kernel, Plan
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
 from graphshare.adapters.paged import PagedCapacity
+from graphshare.adapters.paged.arguments import check_capacity, check_module, check_shape
 from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.errors import CaptureError
 
@@ -87,15 +88,23 @@ class FlashInfer:
     Args:
         capacity: The lender's.
         shape: Heads and mask of the model's layers.
-        module: Take this for the module ``flashinfer``.
+        module: Where the library is, if not in its usual place.
 
     Raises:
+        TypeError: An argument is of another type.
         ModuleNotFoundError: FlashInfer is not installed.
     """
 
     def __init__(
-        self, capacity: PagedCapacity, shape: AttentionShape, *, module: ModuleType | None = None
+        self,
+        capacity: PagedCapacity,
+        shape: AttentionShape,
+        *,
+        module: str | ModuleType | None = None,
     ) -> None:
+        check_capacity("FlashInfer", capacity)
+        check_shape("FlashInfer: shape", shape)
+        check_module("FlashInfer", module)
         self.capacity = capacity
         self.shape = shape
         self._library = find_flashinfer(module)

@@ -72,24 +72,29 @@ class UnsupportedFlashInferError(GraphShareError):
     version: str = ""
 
 
-def find_flashinfer(module: ModuleType | None = None) -> ModuleType:
+def find_flashinfer(module: str | ModuleType | None = None) -> ModuleType:
     """Import FlashInfer.
 
     Args:
-        module: Take this one instead.
+        module: Take this one instead, or the one of this name.
 
     Raises:
         ModuleNotFoundError: It is not installed.
     """
-    if module is not None:
+    if isinstance(module, ModuleType):
         return module
+    name = "flashinfer" if module is None else module
     try:
-        return import_module("flashinfer")
+        return import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != "flashinfer":
+        # Of the package itself; one that is missing inside it is another fault.
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
             raise
         raise ModuleNotFoundError(
-            "FlashInfer is not installed. pip install 'graphshare[flashinfer]'", name=error.name
+            f"FlashInfer: expected {name} to be installed, got none. There is no kernel to plan "
+            "for. Install it, or the extra: pip install 'graphshare[flashinfer]'",
+            name=missing,
         ) from error
 
 

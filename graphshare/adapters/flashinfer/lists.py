@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphshare.adapters.paged import PagedBatch, PagedCapacity
+from graphshare.adapters.paged.arguments import check_capacity
 from graphshare.adapters.paged.staging import HostStage
+from graphshare.device import device_of
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -95,12 +97,19 @@ class PageLists:
         capacity: What they are sized for.
         device: Where they lie.
 
+    Raises:
+        TypeError: The capacity is none, or the device is no device.
+        ValueError: torch does not know the device.
+        RuntimeError: The device is not there.
+
     Attributes:
         memory: All of them, bytes: slots, aligned to the end so that a key's are next to what
             follows, then the three lists of requests, then the pages.
     """
 
     def __init__(self, capacity: PagedCapacity, device: torch.device | str) -> None:
+        check_capacity("PageLists", capacity)
+        device = device_of("PageLists: device", device)
         self.capacity = capacity
         reqs = capacity.max_num_reqs
         slots = 8 * capacity.max_num_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,10 @@ from graphshare.adapters.flashinfer.planner import Planner, refuse_under_capture
 from graphshare.adapters.flashinfer.plans import Kernel, Plan, check_kernel
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
 from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch
+from graphshare.adapters.paged.arguments import check_shape
 from graphshare.adapters.paged.shape import AttentionShape
+from graphshare.arguments import listed, wrong_type
+from graphshare.device import device_of
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
 
@@ -62,7 +65,7 @@ class FlashInferOwner(FlashInfer):
             a build plans for each of them too, on the same page lists.
         float_workspace: ``[bytes]`` uint8 on ``device``, to share it with other owners whose
             launches are on the same stream; by default as large as the largest key may need.
-        module: Take this for the module ``flashinfer``.
+        module: Where the library is, if not in its usual place.
 
     Attributes:
         kernel: For mixed keys and longer uniform ones.
@@ -72,9 +75,11 @@ class FlashInferOwner(FlashInfer):
         float_workspace: The scratch.
 
     Raises:
-        ModuleNotFoundError: FlashInfer is not installed.
+        TypeError: An argument is of another type.
         ValueError: For a kernel that there is not, or a float workspace that is not one flat
             tensor of bytes on the device.
+        RuntimeError: The device is not there.
+        ModuleNotFoundError: FlashInfer is not installed.
     """
 
     def __init__(
@@ -87,15 +92,21 @@ class FlashInferOwner(FlashInfer):
         decode_kernel: Kernel = "decode",
         also: Sequence[AttentionShape] = (),
         float_workspace: torch.Tensor | None = None,
-        module: ModuleType | None = None,
+        module: str | ModuleType | None = None,
     ) -> None:
+        device = device_of("FlashInfer: device", device)
+        if kernel is None:
+            hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+            kernel = "fa3" if hopper else "fa2"
+        self.kernel: Kernel = check_kernel("kernel", kernel)
+        self.decode_kernel: Kernel = check_kernel("decode_kernel", decode_kernel)
+        self.also = tuple(listed("FlashInfer: also", also, "AttentionShapes", "Make it a list."))
+        for model in self.also:
+            check_shape("FlashInfer: also", model)
+        if float_workspace is not None:
+            _check_workspace(float_workspace, device)
         super().__init__(capacity, shape, module=module)
         self.lists = PageLists(capacity, device)
-        device = self.lists.device
-        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-        self.kernel: Kernel = check_kernel(kernel or ("fa3" if hopper else "fa2"))
-        self.decode_kernel: Kernel = check_kernel(decode_kernel)
-        self.also = tuple(also)
         if float_workspace is None:
             nbytes = max(
                 float_bytes(each, capacity, model, device)
@@ -103,12 +114,6 @@ class FlashInferOwner(FlashInfer):
                 for model in (shape, *self.also)
             )
             float_workspace = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        flat = float_workspace.ndim == 1 and float_workspace.is_contiguous()
-        if not flat or float_workspace.dtype != torch.uint8 or float_workspace.device != device:
-            raise ValueError(
-                f"float_workspace: expected [bytes] uint8 on {device}, got "
-                f"{list(float_workspace.shape)} {float_workspace.dtype} on {float_workspace.device}"
-            )
         self.float_workspace = float_workspace
         self._prepared: dict[BatchDescriptor, _Prepared] = {}
         self._keyless: dict[AttentionShape, Planner] = {}
@@ -256,6 +261,23 @@ class FlashInferOwner(FlashInfer):
             ),
         )
         return AttentionState(metadata, views.slot_mapping)
+
+
+def _check_workspace(workspace: Any, device: torch.device) -> None:
+    """Refuse a float workspace of another kind.
+
+    Raises:
+        TypeError: It is no tensor.
+        ValueError: It is not one flat tensor of bytes on the device.
+    """
+    if not isinstance(workspace, torch.Tensor):
+        raise wrong_type("FlashInfer: float_workspace", "a tensor", workspace)
+    flat = workspace.ndim == 1 and workspace.is_contiguous()
+    if not flat or workspace.dtype != torch.uint8 or workspace.device != device:
+        raise ValueError(
+            f"FlashInfer: float_workspace: expected [bytes] uint8 on {device}, got "
+            f"{list(workspace.shape)} {workspace.dtype} on {workspace.device}"
+        )
 
 
 def _check_lengths(key: BatchDescriptor, batch: PagedBatch) -> None:

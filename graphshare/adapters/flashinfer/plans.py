@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from graphshare.arguments import shown
+
 __all__ = [
     "BatchAttentionPlan",
     "DecodePlan",
@@ -139,14 +141,19 @@ _PLANS: dict[str, type[Plan]] = {
 }
 
 
-def check_kernel(kernel: str) -> Kernel:
+def check_kernel(what: str, kernel: object) -> Kernel:
     """Return a kernel's name, or refuse one that there is not.
 
+    Args:
+        what: Which argument.
+        kernel: The argument.
+
     Raises:
-        ValueError: For any other name.
+        ValueError: For anything else.
     """
-    if kernel not in _PLANS:
-        raise ValueError(f"kernel: expected one of {', '.join(get_args(Kernel))}, got {kernel!r}")
+    if not isinstance(kernel, str) or kernel not in _PLANS:
+        names = ", ".join(get_args(Kernel))
+        raise ValueError(f"FlashInfer: {what}: expected one of {names}, got {shown(kernel)}")
     return kernel  # pyright: ignore[reportReturnType]
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from graphshare.adapters.paged.arguments import check_capacity
 from graphshare.adapters.paged.batch import PagedBatch, PagedCapacity
 from graphshare.adapters.paged.staging import HostStage
+from graphshare.device import device_of
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -66,9 +68,16 @@ class PagedBuffers:
     Args:
         capacity: What it is sized for.
         device: Where it lies.
+
+    Raises:
+        TypeError: The capacity is none, or the device is no device.
+        ValueError: torch does not know the device.
+        RuntimeError: The device is not there.
     """
 
     def __init__(self, capacity: PagedCapacity, device: torch.device | str) -> None:
+        check_capacity("PagedBuffers", capacity)
+        device = device_of("PagedBuffers: device", device)
         self.capacity = capacity
         _, most = _offsets(capacity, capacity.max_num_reqs, capacity.max_num_tokens)
         self._memory = torch.zeros(most, dtype=torch.uint8, device=device)

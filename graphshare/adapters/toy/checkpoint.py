@@ -59,15 +59,16 @@ def save_models(
         facts: What to remember about the training; must go into JSON.
 
     Raises:
+        TypeError: For facts that do not go into JSON.
         ImportError: Without safetensors.
     """
+    about = {"config": json.dumps(asdict(target.config)), "facts": json.dumps(dict(facts))}
     library = _safetensors()
     tensors = {
         prefix + name: tensor.detach().to("cpu", torch.float16).contiguous()
         for prefix, model in zip(_PREFIXES, (target, draft), strict=True)
         for name, tensor in model.state_dict().items()
     }
-    about = {"config": json.dumps(asdict(target.config)), "facts": json.dumps(dict(facts))}
     library.save_file(tensors, str(path), metadata=about)
 
 

@@ -13,6 +13,7 @@ from graphshare.adapters.toy.draft import DraftModel
 from graphshare.adapters.toy.kernel import AttentionKernel, ToyOwner
 from graphshare.adapters.toy.model import TORCH, TargetModel
 from graphshare.buffers import PersistentBuffer
+from graphshare.device import device_of
 
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
@@ -47,7 +48,9 @@ class Forwards:
         kernel: Attends, for both models.
 
     Raises:
-        ValueError: When the models know fewer positions than the engine allows.
+        ValueError: When the models know fewer positions than the engine allows, or torch does not
+            know the device.
+        RuntimeError: The device is not there.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class Forwards:
             )
         self.engine = engine
         self.kernel = kernel
-        self.device = torch.device(device)
+        self.device = device_of("Forwards: device", device)
         self.target_model = target.requires_grad_(False).eval()
         self.draft_model = draft.requires_grad_(False).eval()
         # The draft's layer comes last: its own tensors, the target's slots and pages.
         *self.target_caches, self.draft_cache = kernel.make_cache(
-            config, engine, config.num_layers + 1, device
+            config, engine, config.num_layers + 1, self.device
         )
 
         def ids(name: str, rows: int) -> PersistentBuffer:

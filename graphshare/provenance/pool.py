@@ -164,3 +164,8 @@ class InspectedPool(PoolCore[K]):
         if keys is not None:
             keys = listed(f"{where}: keys", keys, "keys", "Put a single key into a list.")
         return rebind(pools, given, keys=keys, unused_ok=unused_ok)
+
+
+# Python names a method by its class where the arguments are wrong, and users know GraphPool alone.
+for _method in (InspectedPool.label, InspectedPool.provenance, InspectedPool.rebind):
+    _method.__qualname__ = f"GraphPool.{_method.__name__}"

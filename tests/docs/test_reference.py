@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,27 @@ def _documented() -> Counter[str]:
                 else:
                     found[name if name.startswith("graphshare.") else module + name] += 1
     return found
+
+
+def _object(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _methods() -> list[tuple[str, Any]]:
+    """Class and method, of the classes that the reference has and the methods named for them."""
+    pages = "".join(page.read_text("utf-8") for page in sorted(REFERENCE.glob("*.md")))
+    named = re.findall(r"^\.\. automethod:: ([\w.]+)\.(\w+)$", pages, re.MULTILINE)
+    methods = [(owner, getattr(_object(owner), method)) for owner, method in named]
+    for name in _documented():
+        found = _object(name)
+        if inspect.isclass(found):
+            methods += [
+                (name, method)
+                for member, method in vars(found).items()
+                if inspect.isfunction(method) and not member.startswith("_")
+            ]
+    return methods
 
 
 @pytest.mark.parametrize(
@@ -57,3 +80,11 @@ def test_what_is_documented_exists() -> None:
     for name in _documented():
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_methods_go_by_the_class_that_users_know() -> None:
+    """Python says the name where a call has wrong arguments."""
+    methods = _methods()
+    assert len(methods) > 50
+    for owner, method in methods:
+        assert method.__qualname__ == f"{owner.rpartition('.')[2]}.{method.__name__}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import os
 import random
 import tempfile
@@ -145,6 +146,20 @@ def serve(
         if step > 20000:
             raise RuntimeError(f"{len(done)} of {len(requests)} requests are done")
     return [done[f"{name}-{number}"] for number in range(len(requests))], step
+
+
+_begun = itertools.count()
+
+
+def begin(llm: Any, requests: Sequence[list[int]], new: int) -> list[str]:
+    """Add requests, all at once; return their ids, which none had before."""
+    import vllm
+
+    params = vllm.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
+    ids = [f"begun-{next(_begun)}" for _ in requests]
+    for name, prompt in zip(ids, requests, strict=True):
+        llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    return ids
 
 
 class Recorder:

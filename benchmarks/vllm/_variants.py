@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks._measure import Ratio
 
-__all__ = ["SHARE", "as_variant", "names", "share_of_skipping"]
+__all__ = ["SHARE", "Switch", "names", "share_of_skipping"]
 
 SHARE = "share_of_what_skipping_saves"
+
+Place = tuple[str, str]
+"""An object of vLLM, by a name of ours, and an attribute of it that graphshare sets."""
+
+_ABSENT: Any = object()
 
 
 def names(session: Any) -> list[str]:
@@ -26,24 +30,94 @@ def names(session: Any) -> list[str]:
     return ["on", "off", "skipped"] if rebuilds else ["on", "off"]
 
 
-@contextmanager
-def as_variant(name: str, session: Any, speculator: Any) -> Iterator[None]:
-    """Run vLLM like this."""
-    (session.resume if name == "on" else session.pause)()
-    if name != "skipped":
-        yield
-        return
-    rebuilds = session.family.rebuilds_prefill
-    build = speculator._build_draft_attn_metadata
+class Switch:
+    """Makes vLLM run as another variant at once: a few attributes are set to what they were.
 
-    def skipping(*args: Any, **kwargs: Any) -> Any:
-        return None if rebuilds(kwargs) else build(*args, **kwargs)
+    The hooks are put on once and stay the same objects, as in a process that serves; a variant
+    without them is one in which vLLM does not find them. :meth:`end` leaves them on.
 
-    speculator._build_draft_attn_metadata = skipping
-    try:
-        yield
-    finally:
-        del speculator._build_draft_attn_metadata
+    Args:
+        session: graphshare's.
+        runner: vLLM's model runner.
+
+    Attributes:
+        originals: What vLLM has of itself, by object and attribute.
+    """
+
+    def __init__(self, session: Any, runner: Any) -> None:
+        speculator = runner.speculator
+        managers = {
+            "target": runner.cudagraph_manager,
+            "prefill": speculator.prefill_cudagraph_manager,
+            "decode": speculator.decode_cudagraph_manager,
+        }
+        self._objects = {"model_state": runner.model_state, "speculator": speculator, **managers}
+        self._places: list[Place] = [
+            ("model_state", "prepare_attn"),
+            ("speculator", "_build_draft_attn_metadata"),
+            *((name, "graphs") for name in managers),
+            ("prefill", "dispatch"),
+            ("decode", "dispatch"),
+        ]
+        self._wrappers: dict[Place, Callable[[Any], Any]] = {}
+        self._settings: dict[str, list[tuple[Any, str, Any]]] = {}
+        session.pause()
+        self.originals = {
+            (name, attribute): getattr(self._objects[name], attribute)
+            for name, attribute in self._places
+        }
+        self._variants = {"off": self._found()}
+        session.resume()
+        self._variants["on"] = self._found()
+        rebuilds = session.family.rebuilds_prefill
+        if rebuilds is not None:
+            place = "speculator", "_build_draft_attn_metadata"
+            build = self.originals[place]
+
+            def skipping(*args: Any, **kwargs: Any) -> Any:
+                return None if rebuilds(kwargs) else build(*args, **kwargs)
+
+            self.add("skipped", {place: skipping})
+
+    def _found(self) -> dict[Place, Any]:
+        return {
+            (name, attribute): vars(self._objects[name]).get(attribute, _ABSENT)
+            for name, attribute in self._places
+        }
+
+    def add(self, name: str, values: Mapping[Place, Any], like: str = "off") -> None:
+        """Add a variant, which is another one but for these attributes."""
+        self._variants[name] = self._variants[like] | dict(values)
+
+    def wrap(self, wrappers: Mapping[Place, Callable[[Any], Any]]) -> None:
+        """Put these around the methods of each variant; an empty mapping takes them off."""
+        self._wrappers, self._settings = dict(wrappers), {}
+
+    def to(self, name: str) -> None:
+        """Run like this from now on."""
+        settings = self._settings.get(name)
+        if settings is None:
+            settings = self._settings[name] = self._prepared(name)
+        for target, attribute, value in settings:
+            if value is _ABSENT:
+                vars(target).pop(attribute, None)
+            else:
+                setattr(target, attribute, value)
+
+    def _prepared(self, name: str) -> list[tuple[Any, str, Any]]:
+        settings: list[tuple[Any, str, Any]] = []
+        for place in self._places:
+            value = self._variants[name][place]
+            if place in self._wrappers:
+                inner = self.originals[place] if value is _ABSENT else value
+                value = self._wrappers[place](inner)
+            settings.append((self._objects[place[0]], place[1], value))
+        return settings
+
+    def end(self) -> None:
+        """Run with the hooks on, as they were put on."""
+        self.wrap({})
+        self.to("on")
 
 
 def share_of_skipping(rounds: Sequence[tuple[float, float, float]]) -> Ratio:

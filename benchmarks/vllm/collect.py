@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks._measure import Ratio
 from benchmarks._turns import Figure, print_figures
 from benchmarks.vllm._models import PAIRS
+from benchmarks.vllm._profile import HOOKED
 from benchmarks.vllm._variants import SHARE
 
 _KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "target_ran", "draft_ran")
@@ -189,16 +190,17 @@ def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
 
 
 def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
-    if "off" not in profile:
-        return
-    step = profile["off"]["median_us"]["step of the engine"]
-    yield Figure(f"{where}: a step of vLLM alone, host", step, "us")
+    alone = Ratio(**profile["step_of_vllm_alone_us"])
+    yield Figure.of(f"{where}: a step of vLLM alone, host", alone, "us")
     rebuilds = "skipped" in profile
     for name in ("on", "skipped") if rebuilds else ("on",):
         for what, added in profile[f"{name}_adds_us"].items():
-            limit = step / 100 if what.startswith("where") and not rebuilds else None
+            limit = alone.median / 100 if what == HOOKED and not rebuilds else None
             yield Figure.of(f"{where}: {name} adds {what}", Ratio(**added), "us", limit)
-    yield from _missed(f"{where}, host", profile.get(SHARE))
+        ratio = Ratio(**profile["steps_to_off"][name])
+        yield Figure.of(f"{where}, steps by turns: {name} / vLLM alone", ratio, "ratio")
+    for what, share in profile.get(SHARE, {}).items():
+        yield from _missed(f"{where}, {what}", share)
 
 
 def _missed(where: str, share: Found | None) -> Iterator[Figure]:

@@ -11,7 +11,6 @@ import collections
 import hashlib
 import json
 import logging
-import math
 import os
 import time
 import traceback
@@ -53,6 +52,39 @@ def tokens(llm: Any, options: Any) -> dict[str, Any]:
             "keys_of_target": dict(collections.Counter(map(str, seen.steps))),
         }
     return found
+
+
+def short_prompts(llm: Any, options: Any) -> dict[str, Any]:
+    """Prompts of fewer tokens than a step of decoding has, arriving among requests that decode.
+
+    On vLLM 0.20.2 with ``FULL_AND_PIECEWISE`` such a batch is not uniform to the target, which
+    looks at its tokens (``model_runner.py`` 979), but is to the draft, which looks at the padded
+    ones (``eagle/speculator.py`` 471), where they fill a graph: of 2, 4 or 8 requests, with three
+    drafts each. Later versions look at the tokens both times.
+    """
+    del options
+    runner = _engine.runner()
+    before = statistics().steered
+    first, *others = [40, 3, 2, 1, 3, 2, 1, 2]
+    requests = [
+        [100 * number + place + 10 for place in range(length)]
+        for number, length in enumerate((first, *others))
+    ]
+    with _engine.Recorder(runner) as seen:
+        texts, steps = _engine.serve(llm, requests, new=64, every=4, name="short")
+    return {
+        "tokens": texts,
+        "digest": digest(texts),
+        "drafts_digest": digest(seen.drafts()),
+        "steps": steps,
+        "target_and_draft_ran": dict(
+            collections.Counter(
+                f"{target} and {draft}"
+                for (target, *_), (draft, *_) in zip(seen.steps, seen.prefills, strict=True)
+            )
+        ),
+        "steered": statistics().steered - before,
+    }
 
 
 def builds(llm: Any, options: Any) -> dict[str, Any]:
@@ -136,6 +168,7 @@ def facts(llm: Any, options: Any) -> dict[str, Any]:
 TASKS: dict[str, Callable[[Any, Any], Any]] = {
     "facts": facts,
     "tokens": tokens,
+    "short_prompts": short_prompts,
     "builds": builds,
     "faults": _faults.plant,
     "profile": _profile.profile,
@@ -214,16 +247,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--liveliness", type=float, default=0.35)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument(
-        "--pairs",
-        type=int,
-        nargs="+",
-        default=[60, 60, 30],
-        help="by concurrency; the last goes on",
+        "--seconds", type=float, default=60.0, help="of the end-to-end times, in all"
     )
+    parser.add_argument("--turns", type=int, default=200, help="of a profile's variants")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="of the end-to-end times; then fewer rounds"
+        "--profile-seconds", type=float, default=60.0, help="in all; then fewer turns"
     )
-    parser.add_argument("--profiled", type=int, default=6, help="runs of each variant")
     parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
     parser.add_argument("--json", type=Path, required=True)
     return parser

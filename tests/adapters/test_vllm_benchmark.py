@@ -1,0 +1,135 @@
+"""Variants that take turns within one run: vLLM's answers stay the same, and hooks go back on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.vllm import _engine, _steps
+from benchmarks.vllm._profile import compared, timed_parts
+from benchmarks.vllm._steps import WHOLE, in_turns
+from benchmarks.vllm._variants import SHARE, Switch, names
+from graphshare.adapters.vllm import activate, sessions, statistics
+from tests.vllm_standin import engine
+from tests.vllm_standin.parts import PAGE
+
+
+class Engine:
+    """What the benchmark asks of vLLM's engine, on a small runner."""
+
+    def __init__(self, runner):
+        self._runner = runner
+        self.begun = []
+        self.running = []
+
+    def begin(self, llm, prompts, new):
+        del llm
+        blocks, rows = self._runner.config.max_model_len // PAGE, self._runner.config.max_num_reqs
+        for row, prompt in enumerate(prompts):
+            known = [token % 7 for token in prompt[:4]]
+            request = engine.Request(prompt=known, new=new, row=row, tokens=list(known))
+            pages = [1 + row + i * rows for i in range(blocks)][::-1]
+            self._runner.block_tables.rows[row] = torch.tensor(pages, dtype=torch.int32)
+            self.running.append(request)
+            self.begun.append(request)
+        return [f"{row}" for row in range(len(prompts))]
+
+    def step(self):
+        engine._step(self._runner, self.running)
+        done = [each for each in self.running if each.finished]
+        self.running = [each for each in self.running if not each.finished]
+        return [SimpleNamespace(finished=True) for _ in done]
+
+    def abort_request(self, names):
+        del names
+        self.running = []
+
+    def has_unfinished_requests(self):
+        return bool(self.running)
+
+    def tokens(self):
+        return [each.tokens for each in self.begun]
+
+
+@pytest.fixture
+def turns(vllm, monkeypatch):
+    """The tokens of some turns, the turns, and what is on afterwards; of variants by name."""
+
+    def run(variants=None, parts=False):
+        monkeypatch.setattr(_steps, "BLOCK", 2)
+        runner = vllm.start(max_model_len=96, num_blocks=128)
+        for name in ("prepare_inputs", "prepare_attn", "sample_tokens", "sample"):
+            setattr(runner, name, None)
+        monkeypatch.setattr(_engine, "_runners", [runner])
+        served = Engine(runner)
+        monkeypatch.setattr(_engine, "begin", served.begin)
+        llm = SimpleNamespace(llm_engine=served)
+        session = sessions()[-1]
+        switch = Switch(session, runner)
+        options = {"concurrency": 2, "turns": 8, "seconds": 0.0, "new": 80}
+        variants = variants or names(session)
+        if parts:
+            with timed_parts(switch) as spent:
+                found = in_turns(llm, switch, variants, parts=spent, **options)
+        else:
+            found = in_turns(llm, switch, variants, **options)
+        return served.tokens(), found, runner
+
+    return run
+
+
+def test_tokens_do_not_hang_on_the_turns(vllm, turns) -> None:
+    activate()
+    tokens, found, _ = turns()
+    seen = statistics()
+    alone, _, _ = turns(["off"])
+    assert tokens == alone
+    assert found
+    assert seen.refusals == {}
+    assert seen.builds_avoided > 0
+    assert all(set(turn) >= {"on", "off"} for turn in found)
+    assert ("skipped" in found[0]) == (vllm.version == "0.20.2")
+
+
+def test_hooks_count_in_their_own_blocks_only(turns) -> None:
+    activate()
+    turns(["off"])
+    assert statistics().builds_avoided == 0
+    turns(["on"])
+    assert statistics().builds_avoided > 0
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_hooks_are_on_again_and_can_be_taken_off(turns, parts) -> None:
+    activate()
+    _, found, runner = turns(parts=parts)
+    assert "prepare_attn" in vars(runner.model_state)
+    assert (len(found[0]["on"].parts) > 1) == parts
+    assert all(block.parts[WHOLE] > 0 for turn in found for block in turn.values())
+    (session,) = sessions()
+    session.pause()
+    assert "prepare_attn" not in vars(runner.model_state)
+    assert "dispatch" not in vars(runner.speculator.prefill_cudagraph_manager)
+    assert "dispatch" not in vars(runner.cudagraph_manager)
+
+
+def test_a_turn_is_compared_with_itself() -> None:
+    """A machine that gets slower by half changes no difference."""
+
+    def turn(slow):
+        block = {
+            "on": {WHOLE: 900e-6 * slow},
+            "off": {WHOLE: 1000e-6 * slow},
+            "skipped": {WHOLE: 890e-6 * slow},
+        }
+        return {name: _steps.Block(None, parts) for name, parts in block.items()}
+
+    whole = [turn(1.0)] * 9 + [turn(1.5)] * 8
+    found = compared(whole, whole)
+    assert found["on_adds_us"]["to the step of the engine"]["median"] == pytest.approx(-100)
+    assert found["steps_to_off"]["on"]["low"] == pytest.approx(0.9)
+    assert found["steps_to_off"]["on"]["high"] == pytest.approx(0.9)
+    share = found[SHARE]["to the step of the engine"]
+    assert share["median"] == pytest.approx(100 / 110)

@@ -79,7 +79,7 @@ def check_flag(what: str, value: object) -> None:
 
 
 def whole_number(what: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return a count as an ``int``; NumPy's integers are taken, a tensor or a flag is not.
+    """Return a count as an ``int``; integers of other types, NumPy's, become one.
 
     Args:
         what: Which argument.
@@ -91,9 +91,8 @@ def whole_number(what: str, value: Any, least: int, most: int | None = None) -> 
         TypeError: It is no integer.
         ValueError: It is out of range.
     """
-    # A bool is an int to Python, but a flag passed as a count is a mistake; so is a tensor, which
-    # has an index where it has one element, and would wait for the device.
-    if isinstance(value, bool) or hasattr(type(value), "__torch_function__"):
+    # bool is an int to Python, but a flag passed as a count is a mistake.
+    if isinstance(value, bool):
         raise TypeError(f"{what}: expected an int, got {shown(value)}")
     try:
         number = operator.index(value)

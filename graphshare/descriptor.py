@@ -8,112 +8,21 @@ that nothing is known, so that only a key that does not constrain the field eith
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
-import keyword
 import math
 import operator
 import os
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 from typing_extensions import Self, dataclass_transform, override
 
-from graphshare.arguments import listed, wrong_type
+from graphshare.arguments import listed, whole_number, wrong_type
+from graphshare.matching import MATCH, Field, Match, anything, bound, exact, fields_of
 from graphshare.plan_file import read_keys
 
 __all__ = ["BatchDescriptor", "Match", "anything", "bound", "capture_descriptors", "exact"]
-
-_T = TypeVar("_T")
-_MATCH = "graphshare.match"
-
-
-class Match(enum.Enum):
-    """How a field of a key is compared with the same field of a shape."""
-
-    EXACT = "exact"
-    """The two are equal."""
-    BOUND = "bound"
-    """The key's value is at least the shape's."""
-    ANY = "any"
-    """Never compared, part of the key's identity only."""
-
-
-def exact(default: _T) -> _T:
-    """Declare a field that a key covers only where it is equal.
-
-    Args:
-        default: The value of a descriptor that does not name the field; hashable. Type checkers
-            see it only if it is passed by name.
-
-    Example:
-        >>> class BeamDescriptor(BatchDescriptor):
-        ...     beam_width: int | None = exact(default=1)
-        >>> BeamDescriptor(8, beam_width=2).covers(BeamDescriptor(8))
-        False
-    """
-    return dataclasses.field(default=default, metadata={_MATCH: Match.EXACT})
-
-
-def bound(default: _T) -> _T:
-    """Declare an integer field of which a key covers every value up to its own.
-
-    Args:
-        default: The value of a descriptor that does not name the field: an int from 0, or ``None``.
-    """
-    return dataclasses.field(default=default, metadata={_MATCH: Match.BOUND})
-
-
-def anything(default: _T) -> _T:
-    """Declare a field that tells keys apart but is never compared with a shape.
-
-    Args:
-        default: The value of a descriptor that does not name the field; hashable.
-    """
-    return dataclasses.field(default=default, metadata={_MATCH: Match.ANY})
-
-
-class Field(NamedTuple):
-    """One field of a descriptor type, as dispatch reads it.
-
-    Attributes:
-        name: The field's name.
-        match: How it is compared.
-        default: Its default, ``dataclasses.MISSING`` for ``num_tokens``.
-        least: The smallest integer it may hold, or ``None`` if it may hold anything hashable.
-    """
-
-    name: str
-    match: Match
-    default: Any
-    least: int | None
-
-
-_LEAST = {
-    "num_tokens": 1,
-    "num_reqs": 1,
-    "uniform_query_len": 1,
-    "max_query_len": 1,
-    "num_active_loras": 0,
-    "num_ubatches": 1,
-}
-
-
-_TAKEN = frozenset({"cost", "covers", "matching"})
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    # bool is an int to Python, but a flag passed as a count is a mistake.
-    if isinstance(value, bool):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name}: expected at least {least}, got {number}")
-    return number
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -172,7 +81,7 @@ class BatchDescriptor(_Values):
         False
     """
 
-    num_tokens: int = dataclasses.field(metadata={_MATCH: Match.BOUND})
+    num_tokens: int = dataclasses.field(metadata={MATCH: Match.BOUND})
     num_reqs: int | None = bound(None)
     uniform_query_len: int | None = exact(None)
     max_query_len: int | None = bound(None)
@@ -185,7 +94,7 @@ class BatchDescriptor(_Values):
         super().__init_subclass__(**kwargs)
         inherited = cls._fields
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        cls._fields = _fields_of(cls)
+        cls._fields = fields_of(cls)
         # dataclass() leaves the default of each field that is declared here in the class itself.
         again = [name for name, *_ in inherited if name in vars(cls)]
         if again or cls._fields[: len(inherited)] != inherited:
@@ -200,7 +109,7 @@ class BatchDescriptor(_Values):
             if least is None:
                 put(self, name, _plain(name, value))
             elif value is not None or name == "num_tokens":
-                put(self, name, _integer(name, value, least))
+                put(self, name, whole_number(name, value, least))
         self._refuse_impossible()
         put(self, "_values", tuple(values[field.name] for field in self._fields))
         try:
@@ -317,24 +226,7 @@ class BatchDescriptor(_Values):
         return self
 
 
-def _fields_of(cls: type[BatchDescriptor]) -> tuple[Field, ...]:
-    fields: list[Field] = []
-    for field in dataclasses.fields(cls):
-        name, match = field.name, field.metadata.get(_MATCH)
-        if match is None:
-            raise TypeError(
-                f"{cls.__name__}.{name}: expected exact(...), bound(...) or anything(...), got "
-                f"{'no value' if field.default is dataclasses.MISSING else repr(field.default)}. "
-                "How a field of a key matches must be said."
-            )
-        if name.startswith("_") or keyword.iskeyword(name) or name in _TAKEN:
-            raise TypeError(f"{cls.__name__}.{name}: this name is taken")
-        least = _LEAST.get(name, 0 if match is Match.BOUND else None)
-        fields.append(Field(name, match, field.default, least))
-    return tuple(fields)
-
-
-BatchDescriptor._fields = _fields_of(BatchDescriptor)
+BatchDescriptor._fields = fields_of(BatchDescriptor)
 
 
 @overload
@@ -395,7 +287,7 @@ def capture_descriptors(
     loras = _several("num_active_loras", num_active_loras)
     ubatches = _several("num_ubatches", num_ubatches)
     lengths = {
-        _integer("uniform_query_lens", length, 1)
+        whole_number("uniform_query_lens", length, 1)
         for length in _several("uniform_query_lens", uniform_query_lens)
     }
     if plan is not None:
@@ -409,8 +301,8 @@ def capture_descriptors(
         return sorted(planned, key=BatchDescriptor.cost, reverse=True)
     if num_tokens is None or max_num_reqs is None:
         raise TypeError("capture_descriptors: expected num_tokens and max_num_reqs, or a plan")
-    sizes = {_integer("num_tokens", size, 1) for size in _several("num_tokens", num_tokens)}
-    most = _integer("max_num_reqs", max_num_reqs, 1)
+    sizes = {whole_number("num_tokens", size, 1) for size in _several("num_tokens", num_tokens)}
+    most = whole_number("max_num_reqs", max_num_reqs, 1)
     shapes = {(size, min(size, most), None) for size in sizes} | {
         (reqs * length, reqs, length)
         for size in sizes

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from graphshare.descriptor import Field, Match
+from graphshare.matching import Field, Match
 
 __all__ = ["MAX_INDEXED", "Axis", "dispatch_source"]
 

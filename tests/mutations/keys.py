@@ -95,7 +95,7 @@ MUTATIONS = (
     Mutation(
         "flag-taken-for-a-count",
         "a bool is no count",
-        "descriptor.py",
+        "arguments.py",
         "if isinstance(value, bool):",
         "if False:",
         ("tests/unit/test_descriptor.py::test_num_tokens_must_be_an_integer",),

@@ -193,6 +193,20 @@ def test_graphs_for_several_numbers_of_adapters_share_a_state(vllm) -> None:
     assert executed is not None
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_requests(vllm, backend) -> None:
+    """Until 0.21 vLLM's bound on lengths counts rejected drafts: it passes the model's maximum."""
+    activate("verify")
+    runner = vllm.start(backend=backend)
+    length = runner.config.max_model_len
+    each = Request(prompt=[1, 2, 3], new=length - 11)
+    ((tokens,), _) = serve(runner, [each])
+    assert len(tokens) == length - 11
+    passed = max(runner.computed) > length
+    assert passed == (vllm.version in ("0.20.2", "0.21.0"))
+    assert statistics().refusals == {}
+
+
 # The draft follows the target.
 
 

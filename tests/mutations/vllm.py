@@ -10,6 +10,14 @@ _LEFT = "tests/adapters/test_vllm_left_alone.py"
 
 MUTATIONS = (
     Mutation(
+        "vllm-lengths-taken-for-bounded",
+        "a long request is healthy though the bound on its length counts rejected drafts",
+        "adapters/vllm/v0_20_2.py",
+        "    lengths_bounded = False\n",
+        "",
+        (f"{_TESTS}::test_long_requests",),
+    ),
+    Mutation(
         "vllm-eager-steps-untold",
         "a step off the graphs makes the target's states stale",
         "adapters/vllm/serving.py",

@@ -88,6 +88,7 @@ def runner_class(version, world):
                     self.attn_groups,
                 )
             self.ran = []  # what the target ran, by step
+            self.computed = [0] * config.max_num_reqs  # on the CPU, by row
 
         @torch.inference_mode()
         def capture_model(self):
@@ -126,6 +127,11 @@ def runner_class(version, world):
             buffers.query_start_loc[num_reqs + 1 :] = num_tokens
             buffers.seq_lens.zero_()
             ends = [start + len(tokens) for _, tokens, start in scheduled]
+            for row, tokens, start in scheduled:
+                # Before 0.25 rejected drafts are never taken off it.
+                if start == 0 or version not in ("0.20.2", "0.21.0"):
+                    self.computed[row] = start
+                self.computed[row] += len(tokens)
             buffers.seq_lens[:num_reqs] = torch.tensor(ends, dtype=torch.int32)
             return InputBatch(
                 num_reqs=num_reqs,
@@ -136,7 +142,7 @@ def runner_class(version, world):
                 idx_mapping=torch.tensor(requests),
                 query_start_loc=buffers.query_start_loc[: padded_reqs + 1],
                 seq_lens=buffers.seq_lens[:padded_reqs],
-                max_seq_len=max(ends),
+                max_seq_len=max(self.computed[row] for row in requests),
                 input_ids=buffers.input_ids[: desc.num_tokens],
                 positions=buffers.positions[: desc.num_tokens],
             )

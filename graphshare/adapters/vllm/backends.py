@@ -4,7 +4,9 @@ Read from vLLM's sources; the lines are those of 0.25.1, in ``vllm/v1/attention/
 
 * ``max_seq_len``, ``at_most``. Captured at the model's maximum (``model_states/default.py`` 155),
   smaller at replay: an upper bound (``flash_attn.py`` 844, ``triton_attn.py`` 657); kernels take
-  the lengths from ``seq_lens``.
+  the lengths from ``seq_lens``. Up to 0.21.0, ``any``: there the bound comes of a count that
+  rejected drafts are never taken off (0.20.2, ``model_runner.py`` 813 to 819 and 950), so that it
+  passes the model's maximum, which no request does: the scheduler ends it (``sched/utils.py`` 113).
 * ``max_query_len``, ``any``. Captured on dummy requests of equal lengths, and kept by the graph
   (``flash_attn.py`` 843, ``triton_attn.py`` 656); kernels take the lengths from
   ``query_start_loc``. Both backends declare full graphs right for any batch (323, 102).
@@ -67,9 +69,15 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def host_values() -> dict[str, str]:
-    """Return the rules for a state that may hold metadata of any of the backends."""
+def host_values(*, lengths_bounded: bool) -> dict[str, str]:
+    """Return the rules for a state that may hold metadata of any of the backends.
+
+    Args:
+        lengths_bounded: Whether ``max_seq_len`` stays within the model's maximum.
+    """
     fields = {name: rule for each in BACKENDS.values() for name, rule in each.host_values.items()}
+    if not lengths_bounded:
+        fields["max_seq_len"] = "any"
     # A state is one metadata object, or holds some.
     return fields | {f"*.{name}": rule for name, rule in fields.items()}
 

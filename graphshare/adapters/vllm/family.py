@@ -27,6 +27,7 @@ class Family:
         draft_managers_module: Where the draft's graph managers lie.
         rebuilds_prefill: Whether a call of ``_build_draft_attn_metadata`` with these arguments is
             for a prefill; ``None`` where none is.
+        lengths_bounded: Whether ``max_seq_len`` of the metadata stays within the model's maximum.
     """
 
     version: str
@@ -34,6 +35,7 @@ class Family:
     managers_module = f"{_GPU}.cudagraph_utils"
     rebuilds_prefill: Callable[[Mapping[str, Any]], bool] | None = None
     draft_managers_module = f"{_GPU}.spec_decode.autoregressive.cudagraph_utils"
+    lengths_bounded = True
 
     def speculator_class(self) -> type:
         """Return the class of the speculators that are supported."""

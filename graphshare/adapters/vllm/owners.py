@@ -19,6 +19,7 @@ from graphshare.adapters.vllm.backends import (
     same_unused,
     written_by_builders,
 )
+from graphshare.adapters.vllm.family import Family
 from graphshare.errors import CaptureError
 from graphshare.owner import Phase
 from graphshare.state import AttentionState
@@ -56,7 +57,7 @@ class _Owner:
 
     Args:
         runner: vLLM's V2 model runner.
-        capture_inputs: vLLM's ``prepare_inputs_to_capture``.
+        family: What is known of this version of vLLM.
 
     Attributes:
         metadata: What vLLM's code returned for the last build for a capture, by layer; the draft's
@@ -64,10 +65,10 @@ class _Owner:
         slots: Slot mappings by layer, of the last build for a capture.
     """
 
-    def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
+    def __init__(self, runner: Any, family: Family) -> None:
         self._runner = runner
-        self._capture_inputs = capture_inputs
-        self.host_values = host_values()
+        self._capture_inputs: CaptureInputs = family.capture_inputs()
+        self.host_values = host_values(lengths_bounded=family.lengths_bounded)
         self.metadata: Mapping[str, Any] = {}
         self.slots: Mapping[str, torch.Tensor] = {}
 
@@ -107,15 +108,15 @@ class TargetOwner(_Owner):
 
     Args:
         runner: vLLM's V2 model runner.
-        capture_inputs: vLLM's ``prepare_inputs_to_capture``.
+        family: What is known of this version of vLLM.
 
     Attributes:
         first: A layer of the first group.
         others: A layer of each other group.
     """
 
-    def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
-        super().__init__(runner, capture_inputs)
+    def __init__(self, runner: Any, family: Family) -> None:
+        super().__init__(runner, family)
         first, *others = (group for within in runner.attn_groups for group in within)
         self.first: str = first.layer_names[0]
         self.others: list[str] = [group.layer_names[0] for group in others]
@@ -165,15 +166,15 @@ class PrefillOwner(_Owner):
 
     Args:
         runner: vLLM's V2 model runner.
-        capture_inputs: vLLM's ``prepare_inputs_to_capture``.
+        family: What is known of this version of vLLM.
         layers: The draft's layers.
 
     Attributes:
         compared_with: The borrowed state that the next build is compared with, if there is one.
     """
 
-    def __init__(self, runner: Any, capture_inputs: CaptureInputs, layers: Iterable[str]) -> None:
-        super().__init__(runner, capture_inputs)
+    def __init__(self, runner: Any, family: Family, layers: Iterable[str]) -> None:
+        super().__init__(runner, family)
         # Bound now: the session puts its own in front of it.
         self._prepare_attn = runner.model_state.prepare_attn
         self._layers = list(layers)
@@ -220,8 +221,8 @@ def _written(runner: Any, groups: Any) -> list[torch.Tensor]:
 class DecodeOwner(_Owner):
     """The speculator's builders and buffers, for one draft step of one token a request."""
 
-    def __init__(self, runner: Any, capture_inputs: CaptureInputs) -> None:
-        super().__init__(runner, capture_inputs)
+    def __init__(self, runner: Any, family: Family) -> None:
+        super().__init__(runner, family)
         self._speculator = runner.speculator
         self._build_metadata = runner.speculator._build_draft_attn_metadata
 

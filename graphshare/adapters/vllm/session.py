@@ -89,12 +89,11 @@ class Session:
         self, runner: Any, family: Family, mode: Mode, *, when: When | None = None
     ) -> None:
         self._runner, self.family, self.mode = runner, family, mode
-        inputs = family.capture_inputs()
         layers = sorted(runner.speculator.draft_attn_layer_names)
         self._layers = layers
-        self._target_owner = TargetOwner(runner, inputs)
-        self._prefill_owner = PrefillOwner(runner, inputs, layers)
-        self._decode_owner = DecodeOwner(runner, inputs)
+        self._target_owner = TargetOwner(runner, family)
+        self._prefill_owner = PrefillOwner(runner, family, layers)
+        self._decode_owner = DecodeOwner(runner, family)
         pool = partial(_pool, runner, "strict" if mode is Mode.STRICT else "fast")
         self.target = pool(
             "target",

@@ -20,6 +20,7 @@ __all__ = ["FAMILY"]
 class _Family(Family):
     version = "0.20.2"
     draft_managers_module = "vllm.v1.worker.gpu.spec_decode.eagle.cudagraph"
+    lengths_bounded = False
 
     def wrap(self, loops: CaptureLoops, capturing: Capturing[Any], factory: Any) -> Any:
         return asked_once(loops, capturing, factory)

@@ -26,7 +26,7 @@ def names(session: Any) -> list[str]:
     ``skipped`` leaves out vLLM 0.20.2's rebuild before each draft prefill and checks nothing: what
     there is to win.
     """
-    rebuilds = session.family.rebuilds_prefill is not None
+    rebuilds = session.family.without_rebuild is not None
     return ["on", "off", "skipped"] if rebuilds else ["on", "off"]
 
 
@@ -69,15 +69,10 @@ class Switch:
         self._variants = {"off": self._found()}
         session.resume()
         self._variants["on"] = self._found()
-        rebuilds = session.family.rebuilds_prefill
-        if rebuilds is not None:
+        without_rebuild = session.family.without_rebuild
+        if without_rebuild is not None:
             place = "speculator", "_build_draft_attn_metadata"
-            build = self.originals[place]
-
-            def skipping(*args: Any, **kwargs: Any) -> Any:
-                return None if rebuilds(kwargs) else build(*args, **kwargs)
-
-            self.add("skipped", {place: skipping})
+            self.add("skipped", {place: without_rebuild(self.originals[place], lambda: True)})
 
     def _found(self) -> dict[Place, Any]:
         return {

@@ -14,6 +14,8 @@ from graphshare.state import AttentionState
 
 __all__ = ["Family", "LendingFamily", "asked_once"]
 
+Builds = Callable[..., Any]
+
 _GPU = "vllm.v1.worker.gpu"
 
 
@@ -25,17 +27,23 @@ class Family:
         runner_module: Where the V2 model runner lies.
         managers_module: Where the graph managers' base class lies.
         draft_managers_module: Where the draft's graph managers lie.
-        rebuilds_prefill: Whether a call of ``_build_draft_attn_metadata`` with these arguments is
-            for a prefill; ``None`` where none is.
+        without_rebuild: Makes of ``_build_draft_attn_metadata`` one that builds nothing for a
+            prefill while ``active()``; ``None`` where vLLM never asks for that.
         lengths_bounded: Whether ``max_seq_len`` of the metadata stays within the model's maximum.
     """
 
     version: str
     runner_module = f"{_GPU}.model_runner"
     managers_module = f"{_GPU}.cudagraph_utils"
-    rebuilds_prefill: Callable[[Mapping[str, Any]], bool] | None = None
+    without_rebuild: Callable[[Builds, Callable[[], bool]], Builds] | None = None
     draft_managers_module = f"{_GPU}.spec_decode.autoregressive.cudagraph_utils"
     lengths_bounded = True
+
+    @staticmethod
+    def rebuilds_prefill(kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call of ``_build_draft_attn_metadata`` with these is for a prefill."""
+        del kwargs
+        return False
 
     def speculator_class(self) -> type:
         """Return the class of the speculators that are supported."""

@@ -9,6 +9,7 @@ refresh looks at it once; vLLM gets its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -111,15 +112,16 @@ class TargetOwner(_Owner):
         family: What is known of this version of vLLM.
 
     Attributes:
-        first: A layer of the first group.
-        others: A layer of each other group.
+        pick: Returns the state among what vLLM's code returned, by layer.
     """
 
     def __init__(self, runner: Any, family: Family) -> None:
         super().__init__(runner, family)
-        first, *others = (group for within in runner.attn_groups for group in within)
-        self.first: str = first.layer_names[0]
-        self.others: list[str] = [group.layer_names[0] for group in others]
+        groups = [group for within in runner.attn_groups for group in within]
+        self._alone = len(groups) == 1
+        self.pick: Callable[[Mapping[str, Any]], Any] = itemgetter(
+            *(group.layer_names[0] for group in groups)
+        )
 
     def build(self, key: Any, batch: Any, phase: Phase) -> Any:
         """Build on vLLM's dummy requests for a capture; for a step, return what was picked of it.
@@ -135,12 +137,6 @@ class TargetOwner(_Owner):
         runner = self._runner
         return self.pick(self._for_capture(key, runner.input_buffers, runner.attn_groups))
 
-    def pick(self, metadata: Mapping[str, Any]) -> Any:
-        """Return the state among what vLLM's code returned, by layer."""
-        if self.others:
-            return (metadata[self.first], *(metadata[name] for name in self.others))
-        return metadata[self.first]
-
     def lent(self, layers: Iterable[str]) -> Callable[[Any], AttentionState]:
         """Return the view of these layers on a state, by their own names."""
         groups = (group for within in self._runner.attn_groups for group in within)
@@ -148,7 +144,7 @@ class TargetOwner(_Owner):
         wanted = [(layer, place[layer]) for layer in layers]
 
         def view(state: Any) -> AttentionState:
-            each = state if self.others else (state,)
+            each = (state,) if self._alone else state
             return AttentionState({layer: each[index] for layer, index in wanted})
 
         return view

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from graphshare.adapters.vllm.family import Family
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.lease import Lease
@@ -17,6 +18,21 @@ from graphshare.pool import GraphPool
 from graphshare.sharing import SharedStates
 
 __all__ = ["Serving"]
+
+
+class _Step:
+    """What belongs to a step of the target on a full graph.
+
+    Attributes:
+        key: The descriptor.
+        refresh: Of its state.
+        lease: The draft's prefills' on that state, where they borrow it.
+    """
+
+    __slots__ = ("key", "lease", "refresh")
+
+    def __init__(self, key: Any, refresh: Callable[[Any], None], lease: Lease | None) -> None:
+        self.key, self.refresh, self.lease = key, refresh, lease
 
 
 class Serving:
@@ -31,8 +47,7 @@ class Serving:
         verify: Whether each borrowed state is also built by the draft, and compared.
         checks_decodes: Whether the draft's decodes go through their pool. They borrow nothing, and
             vLLM builds before each: what is checked there costs more than it can find.
-        rebuilds_prefill: Whether the speculator, asked with these arguments to build, would do so
-            for a prefill; ``None`` where it never does.
+        family: What is known of this version of vLLM.
 
     Attributes:
         verified: Draft prefills whose state was compared.
@@ -49,10 +64,9 @@ class Serving:
         *,
         verify: bool,
         checks_decodes: bool,
-        rebuilds_prefill: Callable[[Any], bool] | None,
+        family: Family,
     ) -> None:
-        self._runner = runner
-        self._rebuilds_prefill = rebuilds_prefill
+        self._runner, self._family = runner, family
         self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
         self._verify, self._checks_decodes = verify, checks_decodes
         self._current: Patches | None = None
@@ -88,10 +102,9 @@ class Serving:
                 }
                 patches.set(manager, "graphs", graphs)
         self._follow_steps(patches)
+        self._drop_rebuilds(patches)
         if self._checks_decodes:
             self._follow_decodes(patches)
-        elif self._rebuilds_prefill is not None:
-            self._drop_rebuilds(patches, self._rebuilds_prefill)
 
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
@@ -130,15 +143,16 @@ class Serving:
         self._prepare_attn = prepare_attn
         steps, keeps_batch = self._steps(), self._keeps_batch()
         owner: Any = target.owner
-        only = None if owner.others else owner.first
+        pick = owner.pick
         latest: Any = target.keys()[0]
         full, mode = latest.cg_mode, latest.cg_mode
-        lease: Lease | None = None
+        # The last build, where it was for a full graph.
+        step: _Step | None = None
         current = True
 
         def ended() -> None:
-            nonlocal current
-            current = False
+            nonlocal current, full, step
+            current, full, step = False, None, None
 
         self._ended = ended
 
@@ -151,7 +165,7 @@ class Serving:
             kv_cache_config: Any,
             for_capture: bool = False,
         ) -> Any:
-            nonlocal latest, lease, mode
+            nonlocal step
             try:
                 metadata = prepare_attn(
                     input_batch,
@@ -163,30 +177,37 @@ class Serving:
                     for_capture,
                 )
             except BaseException:
-                if current:
-                    target.invalidate(latest)  # it has written, too
+                off_the_graphs(mode)  # it has written, too
                 raise
-            if not current:
-                return metadata
-            step = None
             if cudagraph_mode is full and not for_capture:
-                shape = input_batch.num_tokens_after_padding, input_batch.num_reqs_after_padding
-                step = steps.get(shape)
-            if step is None:
-                # Eager or piecewise: the same builders have written the same buffers. One key
-                # stands for all that they write; a refusal names the last one as invalidated.
-                target.invalidate(latest)
-                lease, mode = None, cudagraph_mode
-                return metadata
-            latest, refresh, lease = step
-            if keeps_batch:
-                self._batch = input_batch, cudagraph_mode, block_tables, slot_mappings
-                self._refresh = refresh
-            refresh(metadata[only] if only is not None else owner.pick(metadata))
+                try:
+                    step = steps[
+                        input_batch.num_tokens_after_padding, input_batch.num_reqs_after_padding
+                    ]
+                except KeyError:
+                    pass
+                else:
+                    if keeps_batch:
+                        self._batch = input_batch, cudagraph_mode, block_tables, slot_mappings
+                        self._refresh = step.refresh
+                    step.refresh(pick(metadata))
+                    return metadata
+            off_the_graphs(cudagraph_mode)
             return metadata
 
+        def off_the_graphs(ran: Any) -> None:
+            # Eager or piecewise: the same builders have written the same buffers. One key stands
+            # for all that they write; a refusal names the last one as invalidated.
+            nonlocal latest, mode, step
+            if not current:
+                return
+            if step is not None:
+                latest = step.key
+            target.invalidate(latest)
+            step, mode = None, ran
+
         def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
-            if lease is not None and lease.left > 0 and current:
+            if step is not None and (lease := step.lease) is not None and lease.left > 0:
                 return lease.live_key
             desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
             if not current or not self._borrows(desc):
@@ -198,17 +219,18 @@ class Serving:
         patches.set(model_state, "prepare_attn", prepared)
         patches.set(manager, "dispatch", steered)
 
-    def _steps(self) -> dict[tuple[int, int], tuple[Any, Callable[[Any], None], Lease | None]]:
-        """Return, by padded tokens and requests: a key, its refresh, and the draft's lease on it.
+    def _steps(self) -> dict[tuple[int, int], _Step]:
+        """Return, by padded tokens and requests, what belongs to a step of this shape.
 
         Full graphs for several numbers of LoRA adapters have one shape, and one state.
         """
-        found: dict[tuple[int, int], tuple[Any, Callable[[Any], None], Lease | None]] = {}
+        found: dict[tuple[int, int], _Step] = {}
         for desc, entry in self.target.holdings.entries.items():
             lease = self.prefill.holdings.lease_on(entry.record.serial)
             if lease is not None and not lease.borrowed:
                 lease = None
-            found.setdefault((desc.num_tokens, desc.num_reqs), (desc, entry.refresh, lease))
+            step = _Step(desc, entry.refresh, lease)
+            found.setdefault((desc.num_tokens, desc.num_reqs), step)
         return found
 
     def _borrows(self, desc: Any) -> bool:
@@ -238,26 +260,21 @@ class Serving:
 
     # What the draft builds by itself.
 
-    def _drop_rebuilds(self, patches: Patches, rebuilds_prefill: Callable[[Any], bool]) -> None:
-        speculator = self._runner.speculator
+    def _drop_rebuilds(self, patches: Patches) -> None:
+        without_rebuild, speculator = self._family.without_rebuild, self._runner.speculator
+        if without_rebuild is None:
+            return
         build = speculator._build_draft_attn_metadata
-
-        def built(*args: Any, **kwargs: Any) -> Any:
-            if self._current is patches and rebuilds_prefill(kwargs):
-                return None  # vLLM drops it anyway: the call was for its effect on the buffers
-            return build(*args, **kwargs)
-
+        built = without_rebuild(build, lambda: self._current is patches)
         patches.set(speculator, "_build_draft_attn_metadata", built)
 
     def _follow_decodes(self, patches: Patches) -> None:
         decode, speculator = self.decode, self._runner.speculator
         manager = speculator.decode_cudagraph_manager
         owner: Any = decode.owner
-        rebuilds_prefill = self._rebuilds_prefill
+        rebuilds_prefill = self._family.rebuilds_prefill
         any_key = next(iter(decode.keys()), None)
         chosen: Any = None
-        if rebuilds_prefill is not None:
-            self._drop_rebuilds(patches, rebuilds_prefill)
         dispatch, build = manager.dispatch, speculator._build_draft_attn_metadata
 
         def dispatched(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +285,7 @@ class Serving:
         def built(*args: Any, **kwargs: Any) -> Any:
             if self._current is not patches:
                 return build(*args, **kwargs)
-            if rebuilds_prefill is not None and rebuilds_prefill(kwargs):
+            if rebuilds_prefill(kwargs):
                 return build(*args, **kwargs)
             if chosen is None or chosen.cg_mode.name != "FULL":
                 if any_key is not None:

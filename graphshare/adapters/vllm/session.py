@@ -119,7 +119,7 @@ class Session:
             self.shared,
             verify=mode is Mode.VERIFY,
             checks_decodes=mode is not Mode.ON,
-            rebuilds_prefill=family.rebuilds_prefill,
+            family=family,
         )
 
     def capture(self, original: Callable[[], Any]) -> Any:

@@ -7,10 +7,10 @@ target's state, and that call does nothing. All draft decodes of a step are one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphshare.adapters.vllm.family import Family, asked_once
+from graphshare.adapters.vllm.family import Builds, Family, asked_once
 from graphshare.adapters.vllm.loops import CaptureLoops
 from graphshare.capturing import Capturing
 
@@ -28,6 +28,17 @@ class _Family(Family):
     @staticmethod
     def rebuilds_prefill(kwargs: Mapping[str, Any]) -> bool:
         return kwargs["max_query_len"] > 1
+
+    @staticmethod
+    def without_rebuild(build: Builds, active: Callable[[], bool]) -> Builds:
+        def built(
+            num_reqs: int, num_reqs_padded: int, num_tokens_padded: int, max_query_len: int
+        ) -> Any:
+            if max_query_len > 1 and active():
+                return None  # vLLM drops it anyway: the call was for its effect on the buffers
+            return build(num_reqs, num_reqs_padded, num_tokens_padded, max_query_len)
+
+        return built
 
 
 FAMILY = _Family()

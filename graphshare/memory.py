@@ -128,6 +128,33 @@ class MemoryRanges:
                 return False
         return True
 
+    def hold(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether every byte of some tensors is in this set.
+
+        As ``contains(MemoryRanges.of(tensors))``, without making that set of what is in one run.
+
+        Raises:
+            TypeError: As :meth:`of` does.
+        """
+        for tensor in tensors:
+            if type(tensor) is torch.Tensor:
+                start, nbytes = address_of(tensor), tensor.nbytes
+                if not start or not nbytes:
+                    continue
+                if tensor.is_contiguous():
+                    i = bisect_right(self.ends, start)
+                    if (
+                        i == len(self.starts)
+                        or self.starts[i] > start
+                        or self.ends[i] < start + nbytes
+                        or tensor.device != self.device
+                    ):
+                        return False
+                    continue
+            if not self.contains(MemoryRanges.of((tensor,))):
+                return False
+        return True
+
     def union(self, other: MemoryRanges) -> MemoryRanges:
         """The bytes that are in either set.
 

@@ -139,11 +139,12 @@ class Swaps(Moves):
     def __init__(self, swaps):
         self.swaps = swaps
         self.steps = [new - old for old, new in swaps.items()]
-        self.shifts = torch.tensor(self.steps)
+        self.outcomes = {}
 
     def moving(self, ascending):
-        found = [(old, pair) for pair, old in enumerate(self.swaps) if old in ascending]
-        return [old for old, _ in found], [pair for _, pair in found]
+        pairs = {old: pair for pair, old in enumerate(self.swaps)}
+        found = [place for place, value in enumerate(ascending) if value in pairs]
+        return found, [pairs[ascending[place]] for place in found]
 
 
 def read(driver, *, maps=NO_MAPS, spans=(), fixed=()):
@@ -158,3 +159,14 @@ def patch_of(index, swaps, behind=None):
 @functools.cache
 def concerns_of(index):
     return Concerns(index)
+
+
+def held(index):
+    """The words that may move, by what they hold: where they are, and the nodes that have them."""
+    found = {}
+    for place, slot, number in zip(*map(torch.Tensor.tolist, index.moving), strict=True):
+        places, numbers = found.setdefault(index.addresses.by_slot[slot], ([], []))
+        places.append(place)
+        if number not in numbers:
+            numbers.append(number)
+    return found

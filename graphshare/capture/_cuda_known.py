@@ -9,6 +9,7 @@ import torch
 
 from graphshare.capture._cuda_memory import Span
 from graphshare.capture._cuda_params import FunctionLayout
+from graphshare.capture._cuda_slots import Addresses
 from graphshare.capture._graph_driver import GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
@@ -64,6 +65,7 @@ class KnownMemory:
         self._pools: dict[tuple[int, ...], Pairs] = {}
         self._layouts: dict[int, FunctionLayout] = {}
         self._asked: dict[int, bool] = {}
+        self._addresses: dict[tuple[int, ...], Addresses] = {}
 
     def pool(self, pool_id: Any) -> Pairs:
         """Return what belonged to a memory pool of PyTorch's; the same object each time."""
@@ -72,6 +74,14 @@ class KnownMemory:
         if found is None:
             found = Pairs((each.start, each.end) for each in self.spans if each.pool_id == name)
             self._pools[name] = found
+        return found
+
+    def addresses(self, by_slot: Iterable[int]) -> Addresses:
+        """Return the addresses that a graph was captured with; one object for graphs alike."""
+        name = tuple(by_slot)
+        found = self._addresses.get(name)
+        if found is None:
+            found = self._addresses[name] = Addresses(name)
         return found
 
     def layout(self, driver: GraphDriver, params: Any, maps: TensorMaps) -> FunctionLayout:

@@ -11,7 +11,7 @@ import ctypes
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +20,7 @@ from graphshare.capture._cuda_params import FunctionLayout
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
-__all__ = ["GraphIndex", "Group", "NodeIndex", "Site"]
+__all__ = ["GraphIndex", "Moving", "NodeIndex", "Site"]
 
 # Numbers outside of these are no addresses: the first page, and what user space does not reach.
 _LEAST, _MOST = 1 << 16, 1 << 56
@@ -31,8 +31,19 @@ _WITHOUT_ADDRESSES = frozenset(
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
 _OPERAND = 2  # of a word: an address, whoever has the memory
 
-Group = tuple[list[int], list[int]]
-"""The words that have one value, and the numbers of the nodes that they are in."""
+
+class Moving(NamedTuple):
+    """The words of a graph that may move; all ``[n]``, int64, on the host.
+
+    Attributes:
+        places: Where each is.
+        slots: The slot of each.
+        numbers: The node of each, by number.
+    """
+
+    places: torch.Tensor
+    slots: torch.Tensor
+    numbers: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +108,8 @@ class GraphIndex:
         words: Every word of every node; may be written.
         address: Where that memory begins.
         word_tensor: The same memory, ``[n]``, int64, on the host.
-        groups: The words that may move, by value.
-        ascending: The values of :attr:`groups` in ascending order.
+        moving: The words that may move.
+        addresses: What they hold, by slot.
 
     Args:
         driver: The driver.
@@ -130,10 +141,11 @@ class GraphIndex:
         self.word_tensor = _tensor_on(self._buffer)
         self._places: list[int] = []
         self._in_maps: frozenset[int] = frozenset()
-        self.groups: dict[int, Group] = {}
-        self.ascending: list[int] = []
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        self.moving = Moving(none, none, none)
+        self.addresses = known.addresses(())
         if parts.words:
-            self.regroup(self._find(parts, fixed))
+            self._find(parts, fixed)
         self.sealed = [node for node in self.nodes if node.sealed]
 
     def _read(self, graph: Any, inside: int | None, parts: _Parts) -> None:
@@ -179,8 +191,8 @@ class GraphIndex:
                 node.opaque.append(f"a node of the kind {kind!r}")
                 node.sealed = True
 
-    def _find(self, parts: _Parts, fixed: Pairs) -> dict[int, Group]:
-        """Find the words that may be addresses, and group those that may move by value."""
+    def _find(self, parts: _Parts, fixed: Pairs) -> None:
+        """Find the words that may be addresses, and the slots of those that may move."""
         words = self.word_tensor
         aligned = torch.frombuffer(bytearray(b"".join(parts.aligned)), dtype=torch.uint8)
         places = ((words >= _LEAST) & (words < _MOST) & (aligned > 0)).nonzero().flatten()
@@ -195,20 +207,10 @@ class GraphIndex:
             words, torch.frombuffer(bytearray(b"".join(parts.starts)), dtype=torch.bool), bases
         )
         moving = ~fixed.hold(values)
-        places, values = places[moving], values[moving]
-        numbers = torch.searchsorted(bases, places, right=True) - 1
-        groups: dict[int, Group] = {}
-        for value, place, number in zip(
-            values.tolist(), places.tolist(), numbers.tolist(), strict=True
-        ):
-            group = groups.get(value)
-            if group is None:
-                groups[value] = [place], [number]
-            else:
-                group[0].append(place)
-                if group[1][-1] != number:
-                    group[1].append(number)
-        return groups
+        places = places[moving]
+        found, slots = values[moving].unique(return_inverse=True)  # in ascending order
+        self.moving = Moving(places, slots, torch.searchsorted(bases, places, right=True) - 1)
+        self.addresses = self._known.addresses(found.tolist())
 
     def _find_maps(self, words: torch.Tensor, starts: torch.Tensor, bases: torch.Tensor) -> None:
         """Find the tensor maps; seal the nodes that have one whose address cannot be told."""
@@ -225,11 +227,6 @@ class GraphIndex:
             node = self.nodes[number]
             node.opaque.append(f"what may be a tensor map at byte {8 * (place - node.base)}")
             node.sealed = True
-
-    def regroup(self, groups: dict[int, Group]) -> None:
-        """Take the words to have these values now."""
-        self.groups = groups
-        self.ascending = sorted(groups)
 
     @property
     def has_maps(self) -> bool:

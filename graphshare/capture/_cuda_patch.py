@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import torch
 
 from graphshare.capture._cuda_concern import Concerns, failed, refused
-from graphshare.capture._cuda_nodes import Group
+from graphshare.capture._cuda_slots import Addresses, outcome_of
+from graphshare.capture._current import on_device
 from graphshare.capture._kept_graph import Behind
 from graphshare.capture.moves import Moves
 from graphshare.capture.patching import Patch
@@ -41,46 +43,37 @@ class GraphPatch(Patch):
         self._behind = behind
         index = concerns.index
         self._index, self._executable, self._device = index, executable, device
-        self._before = index.groups
-        values, pairs = moves.moving(index.ascending)
-        self.pairs = set(pairs)
-        groups = [self._before[value] for value in values]
-        steps = moves.steps
-        # Before and after, of each group.
-        self._values = [
-            (value, value + steps[pair]) for value, pair in zip(values, pairs, strict=True)
-        ]
-        self._concern = concern = concerns.of(groups, pairs)
-        # As they are and as they are to be, rather than a difference: whatever was interrupted,
-        # the words are right after they were written once more.
-        self._old = index.word_tensor[concern.places]
-        self._new = self._old + moves.shifts[concern.pairs]
-        for kind in concern.by_kind.keys() - index.driver.setters.keys():
-            node = concern.by_kind[kind][0].node
-            raise refused(node, "one whose addresses can be changed", f"a node {kind!r}")
-        self._settable = concern.nodes
+        # Both, rather than a difference: whatever was interrupted, the words are right after they
+        # were written once more.
+        self._before = index.addresses
+        slots, self.pairs, self._after = outcome_of(moves, self._before)
+        self._concern = concern = concerns.of(slots)
+        for kind, nodes, _, _ in concern.batches:
+            if kind not in index.driver.setters:
+                node = nodes[0].node
+                raise refused(node, "one whose addresses can be changed", f"a node {kind!r}")
         self._done = False
-        self._in_executable = self._in_graph = 0  # how many of the nodes are set
-        self.nodes = len(self._settable)
+        self._in_executable = self._in_graph = 0  # how many of the nodes may be set
+        self.nodes = len(concern.nodes)
         self.words = len(concern.places)
 
     def apply(self) -> None:
         """Set the new addresses."""
-        if self._done or not self._values:
+        if self._done or not self.nodes:
             return
-        with torch.cuda.device(self._device):
+        with on_device(self._device):
             try:
-                self._write(new=True)
+                self._write(self._after)
                 self._set_executable()
                 if self._behind is None:
                     self._set_graph()
             except BaseException as error:
-                self._write(new=False)
+                self._write(self._before)
                 worse = self._set_back()
                 if worse is not None:
                     raise worse from error
                 raise
-        self._index.regroup(self._moved())
+        self._index.addresses = self._after
         self._done = True
         if self._behind is not None:
             self._behind.add(self._concern)
@@ -90,11 +83,11 @@ class GraphPatch(Patch):
         if not self._done:
             return
         self._done = False
-        self._index.regroup(self._before)
+        self._index.addresses = self._before
         if self._behind is not None:  # somebody may have asked in between
             self._behind.add(self._concern)
-        with torch.cuda.device(self._device):
-            self._write(new=False)
+        with on_device(self._device):
+            self._write(self._before)
             worse = self._set_back()
         if worse is not None:
             raise worse
@@ -102,34 +95,36 @@ class GraphPatch(Patch):
     def _set_executable(self) -> None:
         """Set nodes of the executable graph to their words, one after the other."""
         setters, executable, done = self._index.driver.setters, self._executable, 0
+        begun = 1  # one more than is counted may be set where it is interrupted
         try:
-            for kind, nodes in self._concern.by_kind.items():
+            for kind, _, handles, params in self._concern.batches:
                 call = setters[kind].executable
-                for _, handle, params, node, _ in nodes:
-                    (code,) = call(executable, handle, params)
+                for (code,) in map(call, repeat(executable), handles, params):
                     if code:
-                        raise failed(node, call, code)
+                        begun = 0
+                        raise failed(self._concern.nodes[done].node, call, code)
                     done += 1
         finally:
-            self._in_executable = done
+            self._in_executable = done + begun
 
     def _set_graph(self) -> None:
         """As :meth:`_set_executable`, for the graph that the executable was made of."""
-        setters, done = self._index.driver.setters, 0
+        setters, done, begun = self._index.driver.setters, 0, 1
         try:
-            for kind, nodes in self._concern.by_kind.items():
+            for kind, _, handles, params in self._concern.batches:
                 call = setters[kind].graph
-                for _, handle, params, node, _ in nodes:
-                    (code,) = call(handle, params)
+                for (code,) in map(call, handles, params):
                     if code:
-                        raise failed(node, call, code)
+                        begun = 0
+                        raise failed(self._concern.nodes[done].node, call, code)
                     done += 1
         finally:
-            self._in_graph = done
+            self._in_graph = done + begun
 
-    def _write(self, *, new: bool) -> None:
+    def _write(self, addresses: Addresses) -> None:
         index, concern = self._index, self._concern
-        index.word_tensor.index_copy_(0, concern.places, self._new if new else self._old)
+        words = addresses.tensor.index_select(0, concern.slots)
+        index.word_tensor.index_copy_(0, concern.places, words)
         for params, name, place in concern.operands:
             setattr(params, name, index.words[place])
 
@@ -143,7 +138,7 @@ class GraphPatch(Patch):
         """
         error: RebindError | None = None
         setters, executable = self._index.driver.setters, self._executable
-        for number, (kind, handle, params, node, _) in enumerate(self._settable):
+        for number, (kind, handle, params, node, _) in enumerate(self._concern.nodes):
             calls = setters[kind]
             if number < self._in_executable:
                 (code,) = calls.executable(executable, handle, params)
@@ -155,15 +150,3 @@ class GraphPatch(Patch):
                     error = error or failed(node, calls.graph, code)
         self._in_executable = self._in_graph = 0
         return error
-
-    def _moved(self) -> dict[int, Group]:
-        """Return the groups as they are after the change."""
-        groups = self._before.copy()
-        moved = [(after, groups.pop(before)) for before, after in self._values]
-        for value, group in moved:
-            other = groups.get(value)
-            if other is None:
-                groups[value] = group
-            else:  # what stays has the value already
-                groups[value] = [*group[0], *other[0]], sorted({*group[1], *other[1]})
-        return groups

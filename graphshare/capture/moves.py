@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -86,6 +85,8 @@ class Moves:
         shift: Where addresses go.
         pair_at: Its method.
         address: Its method.
+        outcomes: What was worked out for these moves, by what they do it to: the same for many
+            graphs.
 
     Raises:
         TypeError: A value is no tensor with an address.
@@ -116,12 +117,12 @@ class Moves:
         self.steps = [move.by for move in moves]
         self.shift = Shift(runs, self.steps)
         self.pair_at, self.address = self.shift.pair_at, self.shift.address
-        self._wholes: dict[tuple[int, torch.dtype], tuple[torch.Tensor, int]] = {}
-
-    @cached_property
-    def shifts(self) -> torch.Tensor:
-        """By how much each pair moves, in bytes: ``[pairs]``, int64, on the host."""
-        return torch.tensor(self.steps, dtype=torch.int64, device="cpu")
+        self.outcomes: dict[Any, Any] = {}
+        self._device = device
+        # By place: a state as captured and as last built have the same views, and so do layers.
+        self._views: dict[tuple[Any, ...], torch.Tensor] = {}
+        # By pair and dtype.
+        self._wholes: list[dict[torch.dtype, tuple[torch.Tensor, int]]] = [{} for _ in moves]
 
     def __bool__(self) -> bool:
         return bool(self._moves)
@@ -142,14 +143,15 @@ class Moves:
                 self.pair_at(tensor.untyped_storage().data_ptr()) or 0 if found is None else found
             )
 
-    def moving(self, ascending: list[int]) -> tuple[list[int], list[int]]:
+    def moving(self, ascending: Sequence[int]) -> tuple[list[int], list[int]]:
         """Find those of many addresses that move.
 
         Args:
             ascending: The addresses, in ascending order.
 
         Returns:
-            Those that move, in ascending order, and for each the number of its pair.
+            The places there of those that move, in ascending order, and for each the number of its
+            pair.
         """
         found: list[int] = []
         pairs: list[int] = []
@@ -161,7 +163,7 @@ class Moves:
             last = first
             if ascending[first] < end:
                 last = bisect_left(ascending, end, first)
-                found += ascending[first:last]
+                found += range(first, last)
                 pairs += [pair] * (last - first)
         return found, pairs
 
@@ -181,11 +183,17 @@ class Moves:
             return self._other(tensor)
 
     def _other(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        if tensor.device != self.ranges.device or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided or tensor.device != self._device:
             return None
         if not tensor.numel():
             return self._empty(tensor)
-        start = tensor.data_ptr()
+        start, dtype = tensor.data_ptr(), tensor.dtype
+        plain = type(tensor) is torch.Tensor and not (tensor.is_neg() or tensor.is_conj())
+        place = start, dtype, tensor.shape, tensor.stride()
+        if plain:
+            view = self._views.get(place)
+            if view is not None:
+                return view
         pair = _UNKNOWN
         if tensor.is_contiguous():
             pair = self._whole(start, start + tensor.nbytes)
@@ -198,18 +206,21 @@ class Moves:
             pair = self.pair_at(start)
             if pair is None or not self.bytes_of(pair).contains(mine):
                 raise SplitError(
-                    f"a tensor of {tuple(tensor.shape)} {tensor.dtype} at {start:#x} lies in moved "
+                    f"a tensor of {tuple(tensor.shape)} {dtype} at {start:#x} lies in moved "
                     "memory only in part"
                 )
-        whole, base = self._whole_of(pair, tensor.dtype)
-        there = start + self._moves[pair].by
-        offset, rest = divmod(there - base, tensor.element_size())
+        whole, base = self._wholes[pair].get(dtype) or self._whole_of(pair, dtype)
+        there = start + self.steps[pair]
+        offset, rest = divmod(there - base, dtype.itemsize)
         if rest:
             raise SplitError(
-                f"a tensor of {tensor.dtype} at {start:#x} would lie at {there:#x}, which is not "
+                f"a tensor of {dtype} at {start:#x} would lie at {there:#x}, which is not "
                 "aligned for it"
             )
-        view = whole.as_strided(tensor.shape, tensor.stride(), offset)
+        view = whole.as_strided(place[2], place[3], offset)
+        if plain:
+            self._views[place] = view
+            return view
         if tensor.is_neg():  # bits of a view that are no part of its place
             view = torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
         if tensor.is_conj():
@@ -220,13 +231,11 @@ class Moves:
 
     def _whole_of(self, pair: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
         """Return all of the storage of a pair's new tensor as one of a dtype, and its address."""
-        found = self._wholes.get((pair, dtype))
-        if found is None:
-            new = self._moves[pair].new
-            storage = new.untyped_storage()
-            whole = torch.empty(0, dtype=dtype, device=new.device)
-            whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),), (1,))
-            found = self._wholes[pair, dtype] = whole, storage.data_ptr()
+        new = self._moves[pair].new
+        storage = new.untyped_storage()
+        whole = torch.empty(0, dtype=dtype, device=new.device)
+        whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),), (1,))
+        found = self._wholes[pair][dtype] = whole, storage.data_ptr()
         return found
 
     def _whole(self, start: int, end: int) -> int | None:
@@ -247,7 +256,8 @@ class Moves:
         pair = self.pair_at(tensor.untyped_storage().data_ptr())
         if pair is None:
             return None
-        return self._whole_of(pair, tensor.dtype)[0].as_strided(tensor.shape, tensor.stride(), 0)
+        whole, _ = self._whole_of(pair, tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), 0)
 
     def memory(self, ranges: MemoryRanges) -> MemoryRanges:
         """Return where a set of bytes is after the moves."""
@@ -342,11 +352,15 @@ def _check_alike(old: torch.Tensor, new: torch.Tensor) -> None:
 
 def _bytes_of(which: str, tensor: torch.Tensor) -> Runs:
     """Return the bytes of a tensor; refuse one whose bytes are not known, or not exactly."""
+    if type(tensor) is torch.Tensor:
+        run = _one_run(tensor)
+    else:
+        with plain_tensors():
+            run = _one_run(tensor)
+    if run is not None:  # most are in one
+        return [run]
     with plain_tensors():
         nbytes = tensor.nbytes
-        start = address_of(tensor)
-        if start and nbytes and tensor.is_contiguous():  # most are: in one run
-            return [(start, start + nbytes)]
     ranges = MemoryRanges.of([tensor])
     if nbytes and not ranges:
         raise ValueError(
@@ -362,6 +376,11 @@ def _bytes_of(which: str, tensor: torch.Tensor) -> Runs:
             "buffer that it is a view of."
         )
     return list(zip(ranges.starts, ranges.ends, strict=True))
+
+
+def _one_run(tensor: torch.Tensor) -> tuple[int, int] | None:
+    start, nbytes = address_of(tensor), tensor.nbytes
+    return (start, start + nbytes) if start and nbytes and tensor.is_contiguous() else None
 
 
 def _device_of(moves: list[_Move]) -> torch.device | None:

@@ -11,7 +11,6 @@ from graphshare.core import PoolCore
 from graphshare.entry import Entry
 from graphshare.errors import RebindError
 from graphshare.freshness import StateRecord
-from graphshare.memory import MemoryRanges
 from graphshare.provenance.family import Member
 from graphshare.refusals import Refusals
 from graphshare.relocation import Relocation
@@ -66,7 +65,7 @@ def check_in_place(refuse: Refusals, records: Iterable[StateRecord], moves: Move
     for record in records:
         if record.released or not record.reads.overlaps(moves.ranges):
             continue
-        if not record.reads.contains(MemoryRanges.of(record.tensors)):
+        if not record.reads.hold(record.tensors):
             raise refuse.counted(
                 RebindError(
                     f"{refuse.name}: rebind of tensors of {record.pool_name} that are elsewhere",

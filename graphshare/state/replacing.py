@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,42 +50,87 @@ class _Once:
         self._replace = replace
         # By the identity of the object, which what holds it keeps alive. None while it is visited.
         self._made: dict[int, Any] = {}
-        self._kinds: dict[type, Kind] = {}
 
     def of(self, value: Any) -> Any:
         """Return ``value`` on other tensors; ``value`` itself if it has none of those."""
+        how = _way_of(type(value))
+        if how is _VALUE:
+            return value
         made, name = self._made, id(value)
         if name in made:
             result = made[name]
             if result is None:
                 raise _CycleError
             return result
-        cls = type(value)
-        kind = self._kinds.get(cls)
-        if kind is None:
-            kind = self._kinds[cls] = _kind_of(cls)
-        if kind is Kind.VALUE:
-            return value
-        if kind is Kind.TENSOR:
+        if how is _TENSOR:
             other = self._replace(value)
             result = made[name] = value if other is None else other
             return result
         made[name] = None
-        changed, known = False, made.get
-        for item in _within(value):
-            there = known(id(item))  # layers often share one object
-            if there is None:
-                there = self.of(item)
-            if there is not item:
-                changed = True
-        if not changed:
-            result = value
-        elif cls is dict:
-            result = {key: known(id(item), item) for key, item in value.items()}
+        result: Any = value
+        if how is _ITEMS:
+            items = self._items(value)
+            if items is not None:
+                result = items
+        elif how is _ATTRIBUTES:
+            items = self._items(attributes_of(value))
+            if items is not None:
+                result = object.__new__(type(value))
+                attributes_of(result).update(items)
+        elif how is _LIST:
+            found = list(map(self.of, value))
+            if not all(map(operator.is_, found, value)):
+                result = found
+        elif how is _TUPLE:
+            items = list(tuple.__iter__(value))
+            found = list(map(self.of, items))
+            if not all(map(operator.is_, found, items)):
+                result = tuple.__new__(type(value), found)
         else:
-            result = _copied(value, lambda item: known(id(item), item))
+            found = {id(item): self.of(item) for item in _within(value)}
+            if any(name != id(item) for name, item in found.items()):
+                result = _copied(value, lambda item: found[id(item)])
         made[name] = result
         return result
+
+    def _items(self, items: dict[Any, Any]) -> dict[Any, Any] | None:
+        """Return a copy of a dict on other tensors; ``None`` if it has none of those."""
+        of, known = self.of, self._made.get
+        found: dict[Any, Any] = {}
+        changed = False
+        for key, item in items.items():
+            there = known(id(item))  # layers often share one object
+            if there is None:
+                there = of(item)
+            found[key] = there
+            if there is not item:
+                changed = True
+        return found if changed else None
+
+
+# How the objects of a class are copied by :class:`_Once`.
+_VALUE, _TENSOR, _ITEMS, _ATTRIBUTES, _LIST, _TUPLE, _OTHER = range(7)
+
+
+@lru_cache(maxsize=1024)
+def _way_of(cls: type) -> int:
+    shape, kind = shape_of(cls), _kind_of(cls)
+    if kind is Kind.VALUE:
+        return _VALUE
+    if kind is Kind.TENSOR:
+        return _TENSOR
+    if cls is dict:
+        return _ITEMS
+    if cls is list:
+        return _LIST
+    if shape.slots:
+        return _OTHER
+    if kind is Kind.OBJECT:
+        plain = shape.has_dict and not issubclass(cls, types.SimpleNamespace)
+        return _ATTRIBUTES if plain else _OTHER
+    if issubclass(cls, tuple) and not shape.has_dict and not hasattr(cls, "n_sequence_fields"):
+        return _TUPLE
+    return _OTHER
 
 
 class _Replacing:

@@ -58,6 +58,8 @@ def test_agrees_with_the_set_of_bytes(a: list[torch.Tensor], b: list[torch.Tenso
     assert bytes_in(mine) == wanted
     assert mine.nbytes == len(wanted)
     assert bool(mine) is bool(wanted)
+    assert mine.hold(b) is mine.contains(theirs)
+    assert mine.hold(a)
     assert mine.overlaps(theirs) is bool(wanted & others)
     assert mine.contains(theirs) is (others <= wanted)
     union = mine.union(theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -53,12 +54,19 @@ def test_moves_agree_with_a_model_of_single_bytes(data):
     every = list(range(base - 2, base + SIZE + 2))
     assert [moves.address(each) for each in every] == [model.get(each, each) for each in every]
     found, pairs_of_them = moves.moving(every)
-    assert found == sorted(model)
-    for each, pair in zip(found, pairs_of_them, strict=True):
-        assert moves.pair_at(each) == pair
-        assert model[each] == each + moves.steps[pair]
-    assert moves.shifts.tolist() == moves.steps
-    asked = data.draw(views(old))
+    assert [every[place] for place in found] == sorted(model)
+    for place, pair in zip(found, pairs_of_them, strict=True):
+        assert moves.pair_at(every[place]) == pair
+        assert model[every[place]] == every[place] + moves.steps[pair]
+    for asked in data.draw(st.lists(views(old), min_size=1, max_size=3), label="asked"):
+        check_view(moves, model, asked)
+        check_view(moves, model, asked.T)
+        if (asked.storage_offset() + base) % 2 == 0 and asked.shape[1] % 2 == 0:
+            with contextlib.suppress(RuntimeError):  # rows that are not aligned for it
+                check_view(moves, model, asked.view(torch.int16))
+
+
+def check_view(moves: Moves, model: dict[int, int], asked: torch.Tensor) -> None:
     mine = bytes_of(asked)
     ranges = moves.memory(MemoryRanges.of([asked]))
     there = {b for s, e in zip(ranges.starts, ranges.ends, strict=True) for b in range(s, e)}
@@ -68,13 +76,42 @@ def test_moves_agree_with_a_model_of_single_bytes(data):
     if owners == {None}:
         assert moves.tensor(asked) is None
     elif len(owners) == 1:
+        by = shifts.pop()
+        if by % asked.element_size():
+            with pytest.raises(SplitError):
+                moves.tensor(asked)
+            return
         moved = moves.tensor(asked)
         assert moved is not None
-        assert moved.data_ptr() - asked.data_ptr() == shifts.pop()
-        assert moved.stride() == asked.stride()
+        assert moved.data_ptr() - asked.data_ptr() == by
+        assert (moved.shape, moved.stride()) == (asked.shape, asked.stride())
+        assert moved.dtype is asked.dtype
     else:
         with pytest.raises(SplitError):
             moves.tensor(asked)
+
+
+def test_bits_of_a_view_are_its_own_where_a_plain_one_lies_there_too():
+    old = torch.zeros(4, dtype=torch.complex64)
+    new = torch.tensor([1 + 2j, 3 + 4j, 5 - 6j, 7j])
+    for views_of in (
+        lambda x: (x, x.conj(), x),
+        lambda x: (x.conj(), x, x.conj()),
+        lambda x: (x.imag, x.conj().imag, x.imag),
+        lambda x: (x.conj().imag, x.imag, x.conj().imag),
+        lambda x: (x, torch.nn.Parameter(x), x),
+    ):
+        moves = Moves([(old, new)])
+        for asked, want in zip(views_of(old), views_of(new), strict=True):
+            moved = moves.tensor(asked)
+            assert moved is not None
+            assert torch.equal(
+                moved.resolve_conj().resolve_neg(), want.resolve_conj().resolve_neg()
+            )
+            assert moved.is_conj() == want.is_conj()
+            assert moved.is_neg() == want.is_neg()
+            assert type(moved) is type(want)
+            assert moved.requires_grad == want.requires_grad
 
 
 class Pair(NamedTuple):
@@ -93,6 +130,23 @@ class Slotted:
 
     def __init__(self, one: Any) -> None:
         self.one = one
+
+
+class Bare:
+    __slots__ = ()
+
+
+class Both(Slotted):
+    """Slots, and a dict of attributes as well."""
+
+    def __init__(self, one: Any) -> None:
+        super().__init__(one)
+        self.two = one
+
+
+class Plain:
+    def __init__(self, one: Any) -> None:
+        self.one, self.two = one, 5
 
 
 class Loud(dict):
@@ -117,6 +171,9 @@ NESTS = st.recursive(
         st.builds(Pair, inner, inner),
         st.builds(Frozen, inner, inner),
         st.builds(Slotted, inner),
+        st.builds(Both, inner),
+        st.builds(Plain, inner),
+        st.sets(st.sampled_from([1, "x"])).map(lambda of: (of, Bare())),
         st.builds(lambda one: SimpleNamespace(one=one), inner),
     ),
     max_leaves=12,

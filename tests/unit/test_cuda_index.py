@@ -14,12 +14,26 @@ from graphshare.capture._cuda_nodes import GraphIndex
 from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._tensor_maps import TensorMaps
 from graphshare.errors import RebindError
-from tests.made_up_driver import BASE, MAP, MAPS, NO_MAPS, Driver, patch_of, read, words_of
+from tests.made_up_driver import (
+    BASE,
+    MAP,
+    MAPS,
+    NO_MAPS,
+    Code,
+    Driver,
+    Swaps,
+    concerns_of,
+    held,
+    patch_of,
+    read,
+    words_of,
+)
 
 
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
 @pytest.mark.parametrize("extra", [False, True])
@@ -30,7 +44,7 @@ def test_only_what_is_or_was_memory_is_indexed(extra):
     sites = [list(index.sites(node)) for node in index.nodes]
     assert [[site.value for site in each] for each in sites] == [[BASE + 8, freed], [BASE]]
     assert [(site.parameter, site.offset) for site in sites[0]] == [(1, 0), (1, 24)]
-    assert index.ascending == [freed, BASE, BASE + 8]
+    assert sorted(held(index)) == [freed, BASE, BASE + 8]
     assert freed not in driver.asked
 
 
@@ -39,7 +53,7 @@ def test_graphs_that_were_captured_together_ask_once():
     known = KnownMemory()
     for _ in range(2):
         index = GraphIndex(driver, None, NO_MAPS, known, Pairs())
-        assert index.ascending == [BASE]
+        assert sorted(held(index)) == [BASE]
     assert sorted(driver.asked) == [0x1234_5678_9ABC, BASE]
     assert driver.asked_layouts == 1
     GraphIndex(driver, None, NO_MAPS, KnownMemory(), Pairs())
@@ -50,7 +64,7 @@ def test_the_graphs_own_memory_is_seen_and_does_not_move():
     driver = Driver([[BASE, BASE + 64]])
     index = read(driver, fixed=[(BASE + 64, BASE + 128)])
     assert [site.value for site in index.sites(index.nodes[0])] == [BASE, BASE + 64]
-    assert index.ascending == [BASE]
+    assert sorted(held(index)) == [BASE]
 
 
 @pytest.mark.parametrize("extra", [False, True])
@@ -65,12 +79,12 @@ def test_words_are_changed_in_both_forms_of_the_graph_and_back(extra):
     assert driver.run == driver.blocks
     assert words_of(driver.blocks[0]) == [BASE + 256, 5, BASE + 512, BASE + 256]
     assert driver.blocks[0][:8] == before[:8]
-    assert index.ascending == [BASE + 256, BASE + 512]
-    held = [site.value for site in index.sites(index.nodes[0])]
-    assert held == [BASE + 256, BASE + 512, BASE + 256]
+    assert sorted(held(index)) == [BASE + 256, BASE + 512]
+    found = [site.value for site in index.sites(index.nodes[0])]
+    assert found == [BASE + 256, BASE + 512, BASE + 256]
     patch.revert()
     assert driver.blocks[0] == before == driver.run[0]
-    assert index.ascending == [BASE, BASE + 16]
+    assert sorted(held(index)) == [BASE, BASE + 16]
     patch.revert()
     assert driver.set == 4
 
@@ -87,7 +101,7 @@ def test_a_graph_in_which_a_node_fails_is_as_it_was_in_both_forms(at):
     assert caught.value.node == f"{(0, 1, 3)[(at - 1) % 3]}: kernel"
     assert "CUDA_ERROR_PLANTED" in str(caught.value)
     assert driver.blocks == driver.run == before
-    assert index.ascending == [BASE, BASE + 16]
+    assert sorted(held(index)) == [BASE, BASE + 16]
     patch.apply()
     assert words_of(driver.run[0]) == words_of(driver.blocks[0]) == [BASE + 64, BASE + 32]
 
@@ -114,9 +128,9 @@ def test_a_permutation_of_values_is_followed():
         [BASE + 16, BASE],
         [BASE, BASE + 32],
     ]
-    assert index.ascending == [BASE, BASE + 16, BASE + 32]
-    assert index.groups[BASE] == ([2, 4], [0, 1])
-    assert index.groups[BASE + 16] == ([1], [0])
+    assert sorted(held(index)) == [BASE, BASE + 16, BASE + 32]
+    assert held(index)[BASE] == ([2, 4], [0, 1])
+    assert held(index)[BASE + 16] == ([1], [0])
 
 
 def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
@@ -126,7 +140,7 @@ def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
     index = read(driver)
     patch = patch_of(index, {BASE: BASE + 16})
     patch.apply()
-    assert index.groups == {BASE + 16: ([1, 3], [0, 1])}
+    assert held(index) == {BASE + 16: ([1, 3], [0, 1])}
     patch_of(index, {BASE + 16: BASE + 32}).apply()
     assert [words_of(block) for block in driver.run] == [[BASE + 32], [BASE + 32]]
     other = read(driver := Driver([[BASE], [BASE + 16]]))
@@ -134,7 +148,7 @@ def test_what_becomes_one_address_goes_on_as_one_and_comes_apart_again():
     patch.apply()
     patch.revert()
     assert driver.run == before
-    assert other.groups == {BASE: ([1], [0]), BASE + 16: ([3], [1])}
+    assert held(other) == {BASE: ([1], [0]), BASE + 16: ([3], [1])}
 
 
 def test_what_moved_together_once_moves_again_as_it_did():
@@ -162,6 +176,42 @@ def test_what_moved_together_once_moves_again_as_it_did():
         assert words_of(driver.run[2]) == [BASE + 65 + turn]
 
 
+def test_graphs_that_have_the_same_addresses_move_as_one_and_others_as_themselves():
+    """What is worked out for the first of them holds for those of the same addresses alone."""
+    known = KnownMemory()
+    kernels = [
+        [[BASE], [BASE + 16]],
+        [[BASE + 16, BASE], [BASE]],
+        [[BASE], [BASE + 32]],
+        [[BASE + 16], [BASE + 48]],
+    ]
+    drivers = [Driver(each) for each in kernels]
+    indices = [GraphIndex(each, None, NO_MAPS, known, Pairs()) for each in drivers]
+    assert indices[0].addresses is indices[1].addresses
+    moves = Swaps({BASE: BASE + 256, BASE + 16: BASE + 512})
+    asked = []
+    moves.moving = lambda each, whole=moves.moving: (asked.append(each), whole(each))[1]
+    patches = [
+        GraphPatch(concerns_of(each), "exec", moves, torch.device("cpu")) for each in indices
+    ]
+    assert len(asked) == 3
+    for patch in patches:
+        patch.apply()
+    assert [patch.pairs for patch in patches] == [{0, 1}, {0, 1}, {0}, {1}]
+    assert [[words_of(block) for block in each.run] for each in drivers] == [
+        [[BASE + 256], [BASE + 512]],
+        [[BASE + 512, BASE + 256], [BASE + 256]],
+        [[BASE + 256], [BASE + 32]],
+        [[BASE + 512], [BASE + 48]],
+    ]
+    assert indices[0].addresses is indices[1].addresses
+    patches[0].revert()  # the others stay where they are
+    back = Swaps({BASE + 256: BASE, BASE + 512: BASE + 16})
+    for index in indices:
+        GraphPatch(concerns_of(index), "exec", back, torch.device("cpu")).apply()
+    assert [[words_of(block) for block in each.run] for each in drivers] == kernels
+
+
 def test_a_graph_that_was_read_in_inference_mode_is_changed_outside_of_it():
     driver = Driver([[BASE]])
     with torch.inference_mode():
@@ -185,6 +235,7 @@ def test_an_interruption_leaves_the_words_as_they_were(monkeypatch):
             def interrupted(self, *args, late=late, whole=whole, **options):
                 monkeypatch.undo()
                 monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+                monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
                 if late:
                     whole(self, *args, **options)
                 raise KeyboardInterrupt
@@ -196,6 +247,33 @@ def test_an_interruption_leaves_the_words_as_they_were(monkeypatch):
             assert words_of(driver.run[0]) == words_of(driver.blocks[0]) == [BASE, BASE + 16]
     patch.apply()
     assert words_of(driver.run[0]) == [BASE + 64, BASE + 16]
+
+
+@pytest.mark.parametrize("form", ["executable", "graph"])
+@pytest.mark.parametrize("at", range(3))
+def test_an_interruption_after_a_node_was_set_leaves_it_as_it_was(form, at):
+    """It comes with the driver's answer: nobody has counted the node yet."""
+    driver = Driver([[BASE], [BASE, BASE + 16], [BASE]])
+    before, index = list(driver.blocks), read(driver)
+    patch = patch_of(index, {BASE: BASE + 64})
+    setters = driver.setters["kernel"]
+    whole = getattr(setters, form)
+
+    def interrupted(*args):
+        whole(*args)
+        if args[-2] == at:
+            driver.setters["kernel"] = setters
+            raise KeyboardInterrupt
+
+    driver.setters["kernel"] = setters._replace(
+        **{form: lambda *args: interrupted(*args) or (Code(0),)}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        patch.apply()
+    assert driver.run == driver.blocks == before
+    assert list(index.words) == [7, BASE, 7, BASE, BASE + 16, 7, BASE]
+    patch.apply()
+    assert words_of(driver.run[1]) == words_of(driver.blocks[1]) == [BASE + 64, BASE + 16]
 
 
 def test_a_node_of_a_kind_that_cannot_be_set_is_refused():
@@ -282,8 +360,8 @@ def test_random_words_are_found_as_one_by_one():
         ]
         assert [[site.value for site in index.sites(node)] for node in index.nodes] == want
         moving = {word for words in want for word in words} - {BASE + 1}
-        assert index.ascending == sorted(moving)
-        for value, (places, nodes) in index.groups.items():
+        assert sorted(held(index)) == sorted(moving)
+        for value, (places, nodes) in held(index).items():
             assert [index.words[place] for place in places] == [value] * len(places)
             assert nodes == [i for i, words in enumerate(driver.blocks) if value in words_of(words)]
 
@@ -340,5 +418,5 @@ def test_parameters_of_any_size_and_place_are_read_and_changed(extra):
 
 
 def test_a_graph_without_parameters_is_read():
-    assert read(Driver([])).ascending == []
-    assert read(Driver([[]], layouts=[[]])).ascending == []
+    assert held(read(Driver([]))) == {}
+    assert held(read(Driver([[]], layouts=[[]]))) == {}

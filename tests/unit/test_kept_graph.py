@@ -48,6 +48,7 @@ class Kept(CatchesUp, Bare):
 @pytest.fixture(autouse=True)
 def no_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
 def kept(kernels):

@@ -40,6 +40,26 @@ def test_a_part_is_contained_and_what_sticks_out_is_not() -> None:
     assert middle.overlaps(MemoryRanges.of([base[:4], base[7:]]))
 
 
+@pytest.mark.parametrize("as_it_is", [True, False])
+def test_tensors_are_held_whole_and_where_they_are(as_it_is: bool) -> None:
+    def given(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if as_it_is else torch.nn.Parameter(tensor)
+
+    base = torch.zeros(12)
+    middle = MemoryRanges.of([base[4:8]])
+    assert middle.hold([])
+    assert middle.hold(map(given, [base[4:8], base[5:6], base[4:8:2], base[:0]]))
+    assert not MemoryRanges.of([]).hold([given(base)])
+    for other in (base[3:8], base[4:9], base[:4], base[8:], base[4:12:4]):
+        assert not middle.hold([given(base[4:8]), given(other)])
+    gaps = MemoryRanges.of([base[0:2], base[4:6]])
+    assert not gaps.hold([given(base[:6])])
+    elsewhere = MemoryRanges(middle.starts, middle.ends, torch.device("meta"))
+    assert not elsewhere.hold([given(base[4:8])])
+    with pytest.raises(TypeError):
+        middle.hold([torch.eye(2).to_sparse()])
+
+
 def test_a_part_of_another_tensor_adds_nothing() -> None:
     base = torch.zeros(8)
     for tensors in ([base, base[:2]], [base, base[6:]], [base[:2], base, base[3:4]]):

@@ -5,8 +5,10 @@ Without torch, as descriptors are, so that planning need not wait for it.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Hashable
+from numbers import Real
 from typing import Any
 
 __all__ = [
@@ -14,6 +16,7 @@ __all__ = [
     "check_flag",
     "distinct_keys",
     "listed",
+    "number",
     "shown",
     "whole_number",
     "wrong_type",
@@ -102,6 +105,25 @@ def whole_number(what: str, value: Any, least: int, most: int | None = None) -> 
         limits = f"at least {least}" if most is None else f"{least} to {most}"
         raise ValueError(f"{what}: expected {limits}, got {number}")
     return number
+
+
+def number(what: str, value: Any) -> float:
+    """Return a finite number, whole or not.
+
+    Args:
+        what: Which argument.
+        value: The argument.
+
+    Raises:
+        TypeError: It is no real number.
+        ValueError: It is infinite, or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what}: expected a number, got {shown(value)}")
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{what}: expected a finite number, got {found}")
+    return found
 
 
 def listed(what: str, values: Any, each: str, remedy: str = "") -> list[Any]:

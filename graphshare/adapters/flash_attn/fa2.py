@@ -18,6 +18,7 @@ from graphshare.adapters.paged import (
     dummy_batch,
 )
 from graphshare.adapters.paged.arguments import check_capacity, check_module, check_shape
+from graphshare.adapters.paged.batch import check_lengths
 from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.arguments import whole_number
 from graphshare.device import device_of
@@ -215,15 +216,8 @@ class FlashAttention2Owner(FlashAttention2):
         del phase
         if batch is None:
             batch = dummy_batch(key, self.capacity)
+        check_lengths(key, batch)
         query_len = key.uniform_query_len
-        if query_len is not None and (
-            batch.max_query_len > query_len or batch.num_tokens != query_len * batch.num_reqs
-        ):
-            raise ValueError(
-                f"batch: expected {query_len} rows of every request, got "
-                f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken "
-                "for another request's. Dispatch the batch, or run it eagerly"
-            )
         starts = query_len is None or key.num_tokens != query_len * self.capacity.num_reqs(key)
         views = self._buffers.write(key, batch, starts=starts)
         state = self._states.get(key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from graphshare.adapters.paged import PagedBatch, PagedCapacity
-from graphshare.adapters.paged.arguments import check_capacity
+from graphshare.adapters.paged.arguments import check_capacity, check_devices
 from graphshare.adapters.paged.staging import HostStage
 from graphshare.device import device_of
 
@@ -157,10 +157,13 @@ class PageLists:
             The lists on the host, valid until the write after the next.
 
         Raises:
-            ValueError: The key or the capacity does not hold it; nothing is written then.
+            TypeError: It is no batch, or the key no descriptor; nothing is written then.
+            ValueError: The key or the capacity does not hold it, or it has a tensor on another
+                device; nothing is written then.
         """
-        self.capacity.check(key, batch)
         region = self._region(key)
+        self.capacity.check(key, batch)
+        check_devices(batch, self.device)
         self._turn = (self._turn + 1) % _STAGES
         stage = self._stages[self._turn]
         stage.wait()
@@ -242,13 +245,9 @@ class PageLists:
         return region
 
     def _lay_out(self, key: BatchDescriptor) -> _Region:
-        capacity, reqs = self.capacity, self.capacity.num_reqs(key)
-        if reqs > capacity.max_num_reqs or key.num_tokens > capacity.max_num_tokens:
-            raise ValueError(
-                f"key: expected at most {capacity.max_num_reqs} requests and "
-                f"{capacity.max_num_tokens} rows, got {key}. Its lists would lie over one another. "
-                "Size the capacity for the largest key"
-            )
+        capacity = self.capacity
+        capacity.check_key(key)  # or its lists would lie over one another
+        reqs = capacity.num_reqs(key)
         start = self._slots_end - 8 * key.num_tokens
 
         def area(memory: torch.Tensor) -> _Area:

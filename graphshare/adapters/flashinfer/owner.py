@@ -22,6 +22,7 @@ from graphshare.adapters.flashinfer.plans import Kernel, Plan, check_kernel
 from graphshare.adapters.flashinfer.spec import FlashInferSpec
 from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch
 from graphshare.adapters.paged.arguments import check_shape
+from graphshare.adapters.paged.batch import check_lengths
 from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.arguments import listed, wrong_type
 from graphshare.device import device_of
@@ -154,7 +155,7 @@ class FlashInferOwner(FlashInfer):
         del phase
         refuse_under_capture(self.lists.device)
         if batch is not None:
-            _check_lengths(key, batch)
+            check_lengths(key, batch)
         prepared = self._prepared.get(key)
         if prepared is None:
             if batch is not None:
@@ -277,21 +278,4 @@ def _check_workspace(workspace: Any, device: torch.device) -> None:
         raise ValueError(
             f"FlashInfer: float_workspace: expected [bytes] uint8 on {device}, got "
             f"{list(workspace.shape)} {workspace.dtype} on {workspace.device}"
-        )
-
-
-def _check_lengths(key: BatchDescriptor, batch: PagedBatch) -> None:
-    """Refuse a batch of a uniform key in which a request has another number of rows.
-
-    Raises:
-        ValueError: It has.
-    """
-    length = key.uniform_query_len
-    if length is not None and (
-        batch.num_tokens != length * batch.num_reqs or batch.max_query_len > length
-    ):
-        raise ValueError(
-            f"batch: expected {length} rows of every request, got "
-            f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken for "
-            "another request's. Dispatch the batch, or run it eagerly"
         )

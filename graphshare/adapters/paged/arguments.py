@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from graphshare.adapters.paged.batch import PagedCapacity
+import torch
+
+from graphshare.adapters.paged.batch import PagedBatch, PagedCapacity
 from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.arguments import wrong_type
 
-__all__ = ["check_capacity", "check_module", "check_shape"]
+__all__ = ["check_capacity", "check_devices", "check_module", "check_shape"]
 
 
 def check_capacity(what: str, capacity: Any) -> None:
@@ -40,6 +42,30 @@ def check_shape(what: str, shape: Any) -> None:
     """
     if not isinstance(shape, AttentionShape):
         raise wrong_type(what, "an AttentionShape", shape)
+
+
+def check_devices(batch: PagedBatch, device: torch.device) -> None:
+    """Refuse a batch whose page table or slots are neither on the CPU nor where they are to go.
+
+    Args:
+        batch: The batch.
+        device: Of the buffers.
+
+    Raises:
+        ValueError: One of them is elsewhere.
+    """
+    table, slots = batch.block_table, batch.slot_mapping
+    if not table.is_cpu and table.device != device:
+        _refuse("block_table", table, device)
+    if slots is not None and not slots.is_cpu and slots.device != device:
+        _refuse("slot_mapping", slots, device)
+
+
+def _refuse(name: str, tensor: torch.Tensor, device: torch.device) -> NoReturn:
+    wanted = "the CPU" if device.type == "cpu" else f"the CPU or {device}"
+    raise ValueError(
+        f"{name}: expected a tensor on {wanted}, got {tensor.device}. The buffers are on {device}"
+    )
 
 
 def check_module(what: str, module: Any) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import Self
 
+from graphshare.adapters.paged.integers import LARGEST, integers, rows_of, tensor_of
+from graphshare.arguments import whole_number, wrong_type
+
 if TYPE_CHECKING:
     from graphshare.descriptor import BatchDescriptor
 
-__all__ = ["PagedBatch", "PagedCapacity", "dummy_batch"]
+__all__ = ["PagedBatch", "PagedCapacity", "check_lengths", "dummy_batch"]
+
+_KEY = ("num_tokens", "num_reqs", "uniform_query_len", "max_query_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,8 @@ class PagedCapacity:
             it, and padding rows write there.
 
     Raises:
-        ValueError: For a size below 1, or a scratch page below 0.
+        TypeError: For a number that is no integer.
+        ValueError: For a size below 1, a scratch page below 0, or numbers beyond 31 bits.
     """
 
     max_num_tokens: int
@@ -39,11 +45,9 @@ class PagedCapacity:
     scratch_page: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_num_tokens", "max_num_reqs", "max_seq_len", "page_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if self.scratch_page < 0:
-            raise ValueError(f"scratch_page: expected at least 0, got {self.scratch_page}")
+        for name in ("max_num_tokens", "max_num_reqs", "max_seq_len", "page_size", "scratch_page"):
+            least = 0 if name == "scratch_page" else 1
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least, LARGEST))
 
     @property
     def max_pages(self) -> int:
@@ -68,13 +72,29 @@ class PagedCapacity:
         """Rows that a batch may have in a graph captured for ``key``."""
         return min(key.num_tokens, self.num_reqs(key) * self.max_query_len(key))
 
+    def check_key(self, key: BatchDescriptor) -> None:
+        """Refuse a key that this capacity does not hold.
+
+        Raises:
+            TypeError: It is no descriptor.
+            ValueError: It has more rows or requests.
+        """
+        _check_descriptor(key)
+        if self.num_reqs(key) > self.max_num_reqs or key.num_tokens > self.max_num_tokens:
+            raise ValueError(
+                f"key: expected at most {self.max_num_reqs} requests and {self.max_num_tokens} "
+                f"rows, got {key}. Its buffers would not fit. Size the capacity for the largest key"
+            )
+
     def check(self, key: BatchDescriptor, batch: PagedBatch) -> None:
         """Refuse a batch that ``key`` or this capacity does not hold.
 
         Raises:
+            TypeError: It is no batch.
             ValueError: For too many rows, requests, rows of one request, tokens of one request, or
                 a block table too narrow for its tokens.
         """
+        _check_batch(batch)
         limits = (
             ("rows", batch.num_tokens, key.num_tokens),
             ("requests", batch.num_reqs, self.num_reqs(key)),
@@ -98,7 +118,8 @@ class PagedCapacity:
 class PagedBatch:
     """One step over a paged KV cache, without padding.
 
-    Lengths are on the host, where plans are made; page tables may be on either side.
+    Lengths are on the host, where plans are made; page tables may be on either side. The tensors
+    are looked at when the batch is made, and must not change until it has been written.
 
     Args:
         query_start_loc: ``[num_reqs + 1]`` int32, CPU: first row of each request, and the rows.
@@ -115,6 +136,7 @@ class PagedBatch:
         max_seq_len: Tokens of the longest request.
 
     Raises:
+        TypeError: For what is no tensor.
         ValueError: For tensors of other shapes or dtypes, lengths on a device, rows that are not
             in order, a request with fewer tokens than rows.
     """
@@ -128,6 +150,11 @@ class PagedBatch:
     max_seq_len: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        slots = self.slot_mapping
+        for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
+            tensor = getattr(self, name)
+            if not isinstance(tensor, torch.Tensor) and not (tensor is None and tensor is slots):
+                raise wrong_type(name, "a tensor", tensor, "PagedBatch.of makes them of integers.")
         num_reqs = self.seq_lens.shape[0] if self.seq_lens.ndim == 1 else -1
         _expect("seq_lens", self.seq_lens, torch.int32, "[num_reqs] with at least 1", num_reqs > 0)
         starts = self.query_start_loc
@@ -175,39 +202,50 @@ class PagedBatch:
         """Lay out a step from plain integers; the slots follow from the pages.
 
         Args:
-            query_lens: Rows of each request in this step.
+            query_lens: Rows of each request in this step; sequences of ints, here and below.
             seq_lens: Tokens in the cache for each request, these rows included.
             block_table: Pages of each request; rows may differ in length.
             page_size: Tokens of one page.
 
         Raises:
-            ValueError: For a request whose pages do not hold its tokens, and as the class does.
+            TypeError: For anything but integers.
+            ValueError: For a request whose pages do not hold its tokens, a page below 0 among them,
+                integers beyond 31 bits, and as the class does.
         """
-        if not len(query_lens) == len(seq_lens) == len(block_table):
+        page_size = whole_number("page_size", page_size, 1, LARGEST)
+        every_rows, lens = integers("query_lens", query_lens), integers("seq_lens", seq_lens)
+        rows_of_pages = rows_of("block_table", block_table)
+        if not len(every_rows) == len(lens) == len(rows_of_pages):
             raise ValueError(
                 f"expected as many query_lens, seq_lens and rows of block_table, "
-                f"got {len(query_lens)}, {len(seq_lens)}, {len(block_table)}"
+                f"got {len(every_rows)}, {len(lens)}, {len(rows_of_pages)}"
             )
+        if sum(every_rows) > LARGEST:
+            raise ValueError(f"query_lens: expected at most {LARGEST} in all, got more")
         starts, slots = [0], list[int]()
         for index, (rows, seq_len, pages) in enumerate(
-            zip(query_lens, seq_lens, block_table, strict=True)
+            zip(every_rows, lens, rows_of_pages, strict=True)
         ):
             if len(pages) * page_size < seq_len:
                 raise ValueError(
                     f"block_table[{index}]: expected pages for {seq_len} tokens, "
                     f"got {len(pages)} of {page_size}"
                 )
+            least = min(pages[: -(-seq_len // page_size)], default=0)
+            if least < 0:
+                raise ValueError(
+                    f"block_table[{index}]: expected pages of at least 0 for its tokens, got "
+                    f"{least}. The kernels would read memory before the cache"
+                )
             starts.append(starts[-1] + rows)
             slots.extend(
                 pages[position // page_size] * page_size + position % page_size
                 for position in range(max(seq_len - rows, 0), seq_len)
             )
-        width = max((len(pages) for pages in block_table), default=0)
-        table = [(*pages, *[0] * (width - len(pages))) for pages in block_table]
         return cls(
             torch.tensor(starts, dtype=torch.int32),
-            torch.tensor(seq_lens, dtype=torch.int32),
-            torch.tensor(table, dtype=torch.int32).reshape(len(table), width),
+            tensor_of([lens])[0],
+            tensor_of(rows_of_pages),
             torch.tensor(slots, dtype=torch.int64),
         )
 
@@ -224,11 +262,46 @@ def _expect(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: str, fit
         )
 
 
+def check_lengths(key: BatchDescriptor, batch: PagedBatch) -> None:
+    """Refuse a batch of a uniform key in which a request has another number of rows.
+
+    Raises:
+        TypeError: It is no batch.
+        ValueError: It has such a request.
+    """
+    _check_batch(batch)
+    length = key.uniform_query_len
+    if length is not None and (
+        batch.max_query_len > length or batch.num_tokens != length * batch.num_reqs
+    ):
+        raise ValueError(
+            f"batch: expected {length} rows of every request, got "
+            f"{batch.query_start_loc.diff().tolist()[:8]} (key {key}). Rows would be taken for "
+            "another request's. Dispatch the batch, or run it eagerly"
+        )
+
+
+def _check_batch(batch: Any) -> None:
+    if not isinstance(batch, PagedBatch):
+        raise wrong_type("batch", "a PagedBatch", batch, "PagedBatch.of makes one of integers.")
+
+
+def _check_descriptor(key: Any) -> None:
+    if not all(hasattr(key, name) for name in _KEY):
+        raise wrong_type("key", "a BatchDescriptor", key)
+
+
 def dummy_batch(key: BatchDescriptor, capacity: PagedCapacity) -> PagedBatch:
     """Lay out a step for a warmup or a capture: ``key`` full, its requests in the scratch page.
 
     The rows are shared out so that the longest request that the key allows comes first.
+
+    Raises:
+        TypeError: The key is no descriptor, or the capacity is none.
     """
+    _check_descriptor(key)
+    if not isinstance(capacity, PagedCapacity):
+        raise wrong_type("capacity", "a PagedCapacity", capacity, "The key comes first.")
     longest = capacity.max_query_len(key)
     num_reqs = capacity.num_reqs(key)
     if key.uniform_query_len is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from graphshare.adapters.paged.arguments import check_capacity
+from graphshare.adapters.paged.arguments import check_capacity, check_devices
 from graphshare.adapters.paged.batch import PagedBatch, PagedCapacity
 from graphshare.adapters.paged.staging import HostStage
 from graphshare.device import device_of
@@ -107,10 +107,13 @@ class PagedBuffers:
             starts: Whether the two running sums are written; without them they are undefined.
 
         Raises:
-            ValueError: As ``check`` raises; nothing is written then.
+            TypeError: As ``check`` raises; nothing is written then.
+            ValueError: As ``check`` raises, or the batch has a tensor on another device; nothing is
+                written then.
         """
-        self.capacity.check(key, batch)
         region = self._region(key)
+        self.capacity.check(key, batch)
+        check_devices(batch, self._memory.device)
         if not self._stages:
             self._fill(region.staged[0], batch, starts)
             self._fill_table(region.staged[0].block_table, batch.block_table)
@@ -175,13 +178,8 @@ class PagedBuffers:
         region = self._regions.get(key)
         if region is None:
             capacity = self.capacity
+            capacity.check_key(key)
             num_reqs = capacity.num_reqs(key)
-            if num_reqs > capacity.max_num_reqs or key.num_tokens > capacity.max_num_tokens:
-                raise ValueError(
-                    f"key: expected at most {capacity.max_num_reqs} requests and "
-                    f"{capacity.max_num_tokens} rows, got {key}. Its buffers would not fit. Size "
-                    "the capacity for the largest key"
-                )
             offsets, whole = _offsets(capacity, num_reqs, key.num_tokens)
 
             def lay_out(memory: torch.Tensor) -> PagedViews:

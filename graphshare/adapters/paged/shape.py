@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from graphshare.arguments import check_flag, number, whole_number, wrong_type
+
 __all__ = ["AttentionShape"]
 
 
@@ -24,8 +26,10 @@ class AttentionShape:
         softcap: Scores become ``softcap * tanh(score / softcap)``; 0 for no cap.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: For sizes below 1, query heads that the KV heads do not divide, a window below
-            -1, a cap below 0.
+            -1, a scale that is not above 0, a cap below 0, one of these infinite, or a dtype that
+            holds integers.
     """
 
     num_q_heads: int
@@ -38,18 +42,24 @@ class AttentionShape:
     softcap: float = 0.0
 
     def __post_init__(self) -> None:
+        put = object.__setattr__
         for name in ("num_q_heads", "num_kv_heads", "head_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            put(self, name, whole_number(name, getattr(self, name), 1))
+        put(self, "window", whole_number("window", self.window, -1))
+        check_flag("causal", self.causal)
+        if not isinstance(self.dtype, torch.dtype):
+            raise wrong_type("dtype", "a torch.dtype", self.dtype)
+        if not self.dtype.is_floating_point:
+            raise ValueError(f"dtype: expected one of floating point numbers, got {self.dtype}")
+        if self.softmax_scale is not None and not number("softmax_scale", self.softmax_scale) > 0:
+            raise ValueError(f"softmax_scale: expected more than 0, got {self.softmax_scale}")
+        if number("softcap", self.softcap) < 0:
+            raise ValueError(f"softcap: expected 0 or more, got {self.softcap}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads: expected a multiple of num_kv_heads={self.num_kv_heads}, "
                 f"got {self.num_q_heads}"
             )
-        if self.window < -1:
-            raise ValueError(f"window: expected -1 or more, got {self.window}")
-        if not self.softcap >= 0:
-            raise ValueError(f"softcap: expected 0 or more, got {self.softcap}")
 
     @property
     def window_size(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -42,10 +43,9 @@ def read_keys(path: str | os.PathLike[str]) -> list[dict[str, int | None]]:
         raise ValueError(f"{file}: expected a capture plan, got no JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f'{file}: expected a capture plan ("format": "{FORMAT}"), got none')
-    if content.get("version") != VERSION:
-        raise ValueError(
-            f"{file}: expected a plan of version {VERSION}, got {content.get('version')!r}"
-        )
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(f"{file}: expected a plan of version {VERSION}, got {version!r}")
     keys = content.get("keys")
     if not isinstance(keys, list):
         raise ValueError(f"{file}: keys: expected a list, got {type(keys).__name__}")
@@ -80,14 +80,29 @@ def write_plan_file(
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is there as a whole or not at all.
 
+    A link stays one. A device or a pipe is written into, not replaced.
+
     Args:
         path: The file; one that is there is replaced.
         content: What is in it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be written; its ``filename`` is ``path``.
     """
-    target = Path(path).absolute()
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+        else:
+            _replace(target, content)
+    except OSError as error:
+        error.filename = os.fspath(path)  # not the file beside it
+        raise
+
+
+def _replace(target: Path, content: bytes) -> None:
     # Beside it: a file can be renamed in one step only within a file system.
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from graphshare.commands.outputs import check_outputs
 from graphshare.plan_file import write_whole
 from graphshare.provenance.places import Use
 from graphshare.provenance.report import Provenance
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, refuse: Refuse) -> int:
     """Do what the options ask for; return the exit code."""
+    check_outputs(options.report, {"--html": options.html, "--dot": options.dot}, refuse)
     try:
         report = Provenance.load(options.report)
     except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from graphshare.commands.outputs import check_outputs
 from graphshare.commands.plan_report import Ladder, as_json, print_tables
 from graphshare.plan_file import write_whole
 from graphshare.planning import (
@@ -162,9 +163,7 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
         The exit code, 0.
     """
     draw = _drawing(options.plot, refuse)
-    for path in (options.output, options.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            refuse(f"{path}: the folder is not there")
+    check_outputs(options.trace, {"--output": options.output, "--plot": options.plot}, refuse)
     limit = _limit(options, refuse)
     work = Work(per_step=options.step_tokens, mixed_per_step=options.mixed_step_tokens)
     try:

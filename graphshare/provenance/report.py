@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graphshare.capture.reading import Certainty
+from graphshare.plan_file import write_whole
 from graphshare.provenance.places import Place, Places, Use
 
 __all__ = ["Address", "NodeReport", "Provenance"]
@@ -186,8 +187,12 @@ class Provenance:
             ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, which ``graphshare inspect`` shows."""
-        Path(path).write_text(self.to_json() + "\n", "utf-8")
+        """Write it to a file, which ``graphshare inspect`` shows; as a whole or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        write_whole(path, (self.to_json() + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Provenance:

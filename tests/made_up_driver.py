@@ -43,16 +43,19 @@ class Driver:
         kernels: The words of each.
         layouts: Offset and size of each kernel's parameters, which are part of its words then.
         extra: Whether the parameters are in one buffer.
+        apart: Whether each parameter lies by itself, not as the device is to see them.
+        allocations: Start and size of what further nodes allocate.
     """
 
-    def __init__(self, kernels, *, layouts=None, extra=False):
+    def __init__(self, kernels, *, layouts=None, extra=False, apart=False, allocations=()):
         if layouts is None:
             kernels = [(7, *words) for words in kernels]
             layouts = [[(0, 4), (8, 8 * len(words) - 8)] for words in kernels]
         self.layouts = layouts
         self.blocks = [self._block(*each) for each in zip(kernels, layouts, strict=True)]
         self.run = list(self.blocks)
-        self.extra = extra
+        self.extra, self.apart = extra, apart
+        self.allocations = list(allocations)
         self.asked = []
         self.asked_layouts = 0
         self.set = 0
@@ -70,10 +73,13 @@ class Driver:
         return bytes(block)
 
     def nodes(self, graph):
-        return range(len(self.blocks))
+        return range(len(self.blocks) + len(self.allocations))
 
     def kind(self, node):
-        return "kernel"
+        return "kernel" if node < len(self.blocks) else "allocation"
+
+    def allocation(self, node):
+        return self.allocations[node - len(self.blocks)]
 
     def function(self, params):
         return repr(self.layouts[params.node])
@@ -95,6 +101,13 @@ class Driver:
             self._alive += [data, size, pairs]
             return SimpleNamespace(node=node, extra=ctypes.addressof(pairs), kernelParams=0)
         starts = [start + offset for offset, _ in self.layouts[node]]
+        if self.apart:
+            parts = [
+                ctypes.create_string_buffer(content[offset : offset + size], max(1, size))
+                for offset, size in self.layouts[node]
+            ]
+            self._alive += parts
+            starts = [ctypes.addressof(part) for part in parts]
         pointers = (ctypes.c_void_p * len(starts))(*starts)
         self._alive += [data, pointers]
         return SimpleNamespace(node=node, extra=0, kernelParams=ctypes.addressof(pointers))
@@ -169,4 +182,4 @@ def held(index):
         places.append(place)
         if number not in numbers:
             numbers.append(number)
-    return found
+    return {value: (places, sorted(numbers)) for value, (places, numbers) in found.items()}

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex
-from graphshare.capture._cuda_params import KernelParams
 from graphshare.capture._graph_driver import DriverError
 from graphshare.errors import RebindError
 
@@ -25,14 +24,12 @@ class Settable(NamedTuple):
         handle: The driver's.
         params: What the driver takes.
         node: The node.
-        own: Of a kernel: keeps alive what ``params`` refers to.
     """
 
     kind: str
     handle: Any
     params: Any
     node: NodeIndex
-    own: KernelParams | None
 
 
 class Batch(NamedTuple):
@@ -107,7 +104,7 @@ class Concerns:
         nodes = [self.settable(number) for number in numbers]
         nodes.sort(key=lambda each: each.kind)
         operands = [
-            (each.params, attribute, each.node.base + word)
+            (each.params, attribute, self.index.range_of(each.node)[0] + word)
             for each in nodes
             for word, attribute in enumerate(each.node.ends)
             if attribute
@@ -126,12 +123,11 @@ class Concerns:
         if found is None:
             index = self.index
             node = index.nodes[number]
-            params, own = node.params, None
-            if node.layout is not None:
-                address = index.address + 8 * node.base
-                own = KernelParams(index.driver.kernel(node.handle), node.layout, address)
-                params = own.params
-            found = self._settable[number] = Settable(node.kind, node.handle, params, node, own)
+            params = node.params
+            if node.rows is not None:
+                params = index.driver.kernel(node.handle)
+                node.rows.point(params, node.row)
+            found = self._settable[number] = Settable(node.kind, node.handle, params, node)
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from graphshare.capture._cuda_concern import Concerns
 from graphshare.capture._cuda_known import KnownMemory
 from graphshare.capture._cuda_memory import CudaMemory, spans_of
-from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex, Site
+from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex
 from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._failure import graph_memory_moves
 from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
@@ -132,25 +133,23 @@ class GraphNodes:
 
 
 def _seen(index: GraphIndex, node: NodeIndex, memory: CudaMemory) -> GraphNode:
-    return GraphNode(
-        node.number,
-        node.kind,
-        node.name,
-        tuple(
-            _word(node, site) for site in index.sites(node) if memory.find(site.value) is not None
-        ),
-        tuple(node.opaque),
-        node.inside,
-    )
+    find, kernel = memory.find, node.rows is not None
+    words: list[Word] = []
+    for value, parameter, offset, in_map in index.sites(node):
+        if find(value) is None:
+            continue
+        place = parameter, offset
+        if kernel:
+            certainty = Certainty.TENSOR_MAP if in_map else Certainty.INFERRED
+            words.append(Word(value, _where(parameter, offset), certainty, 0, place))
+        else:
+            words.append(Word(value, "dst" if offset else "src", Certainty.READ, 0, place))
+    return GraphNode(node.number, node.kind, node.name, tuple(words), node.opaque, node.inside)
 
 
-def _word(node: NodeIndex, site: Site) -> Word:
-    if node.kind != "kernel":
-        where = "dst" if site.offset else "src"
-        return Word(site.value, where, Certainty.READ, place=(0, site.offset))
-    where = f"parameter {site.parameter}" + (f" + {site.offset}" if site.offset else "")
-    certainty = Certainty.TENSOR_MAP if site.in_map else Certainty.INFERRED
-    return Word(site.value, where, certainty, place=(site.parameter, site.offset))
+@functools.lru_cache(maxsize=4096)
+def _where(parameter: int, offset: int) -> str:
+    return f"parameter {parameter}" + (f" + {offset}" if offset else "")
 
 
 class ForeignGraph:

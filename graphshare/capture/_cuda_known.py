@@ -110,15 +110,13 @@ class KnownMemory:
             ``[n]``, bool.
         """
         found = self._all.hold(values)
+        asked = self._asked
         addresses: list[int] = []
         for value in values[~found].unique().tolist():
-            known = any(start <= value < start + size for start, size in more)
-            if not known:
-                answer = self._asked.get(value)
-                if answer is None:
-                    answer = self._asked[value] = driver.is_memory(value)
-                known = answer
-            if known:
+            known = asked.get(value)
+            if known is None:
+                known = asked[value] = driver.is_memory(value)
+            if known or (more and any(start <= value < start + size for start, size in more)):
                 addresses.append(value)
         if addresses:
             found |= torch.isin(values, torch.tensor(addresses, dtype=torch.int64, device="cpu"))

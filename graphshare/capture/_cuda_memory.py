@@ -72,9 +72,11 @@ class CudaMemory:
 
     def find(self, address: int) -> Allocation | None:
         """Return the allocation of an address, ``None`` for a number that is none."""
-        if address not in self._found:
-            self._found[address] = self._find(address)
-        return self._found[address]
+        try:
+            return self._found[address]
+        except KeyError:
+            found = self._found[address] = self._find(address)
+            return found
 
     def _find(self, address: int) -> Allocation | None:
         for start, size in self._allocations:

@@ -1,22 +1,24 @@
 """The nodes of a CUDA graph and the words in their parameters that may be addresses.
 
-All words of all nodes lie side by side in one buffer of our own, so that those that may be
-addresses are found in a few operations over all of them, and a node is put on other memory by
-writing there and handing the driver what refers to it. A word is named by its place in the buffer.
+All words of all nodes lie side by side in one buffer of our own, those of one function row by row,
+so that those that may be addresses are found in a few operations over many of them, and a node is
+put on other memory by writing there and handing the driver what refers to it. A word is named by
+its place in the buffer.
 """
 
 from __future__ import annotations
 
-import ctypes
+import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from graphshare.capture._cuda_known import KnownMemory, Pairs
-from graphshare.capture._cuda_params import FunctionLayout
+from graphshare.capture._cuda_params import FunctionLayout, Rows
+from graphshare.capture._cuda_slots import Addresses
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
@@ -29,7 +31,6 @@ _WITHOUT_ADDRESSES = frozenset(
     {"empty", "event wait", "event record", "semaphore signal", "semaphore wait"}
 )
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
-_OPERAND = 2  # of a word: an address, whoever has the memory
 
 
 class Moving(NamedTuple):
@@ -46,8 +47,7 @@ class Moving(NamedTuple):
     numbers: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A word that may be an address.
 
     Attributes:
@@ -72,10 +72,12 @@ class NodeIndex:
         handle: The driver's.
         kind: In words.
         inside: Number of the encloser.
-        base: Its first word.
-        layout: Of a kernel's parameters.
+        rows: Of a kernel: where its words are.
+        row: Which of them.
         params: Of a copy or a fill: what the driver takes for it.
         ends: The attribute of ``params`` that each word is, empty where it is none.
+        first: Of a node that is no kernel: its first word, counted from the first of all such.
+        words: How many it has.
         opaque: What cannot be read.
         sealed: Whether what cannot be read may hold an address of a buffer.
     """
@@ -84,17 +86,29 @@ class NodeIndex:
     handle: Any
     kind: str
     inside: int | None
-    base: int
-    layout: FunctionLayout | None = None
+    rows: Rows | None = None
+    row: int = 0
     params: Any = None
     ends: tuple[str, ...] = ()
-    opaque: list[str] = field(default_factory=list[str])
+    first: int = 0
+    words: int = 0
+    opaque: tuple[str, ...] = ()
     sealed: bool = False
+
+    @property
+    def layout(self) -> FunctionLayout | None:
+        """Of a kernel's parameters."""
+        return None if self.rows is None else self.rows.layout
 
     @property
     def name(self) -> str:
         """Of the kernel; else the kind."""
-        return self.kind if self.layout is None else self.layout.name
+        return self.kind if self.rows is None else self.rows.layout.name
+
+    def seal(self, why: str) -> None:
+        """Know that it may hold an address that cannot be read."""
+        self.opaque = (*self.opaque, why)
+        self.sealed = True
 
 
 class GraphIndex:
@@ -106,7 +120,6 @@ class GraphIndex:
         sealed: Those that may hold an address that cannot be read.
         allocations: Start and size of the memory that the graph's own nodes allocate.
         words: Every word of every node; may be written.
-        address: Where that memory begins.
         word_tensor: The same memory, ``[n]``, int64, on the host.
         moving: The words that may move.
         addresses: What they hold, by slot.
@@ -133,134 +146,183 @@ class GraphIndex:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
         self.driver, self._maps, self._known = driver, maps, known
-        parts = _Parts()
-        self._read(graph, None, parts)
-        self._buffer = bytearray(b"".join(parts.content))
-        self.address = ctypes.addressof((ctypes.c_char * parts.words).from_buffer(self._buffer))
-        self.words = memoryview(self._buffer).cast("Q")
-        self.word_tensor = _tensor_on(self._buffer)
+        by_layout: dict[tuple[FunctionLayout, bool], Rows] = {}
+        # Of the nodes that are no kernels, two for each: addresses, whoever has the memory.
+        self._operands: list[int] = []
+        self._owners: list[int] = []
+        self._read(graph, None, by_layout)
+        self._rows = [each for each in by_layout.values() if each.numbers]
+        self._base = self._copy()  # of the operands
         self._places: list[int] = []
         self._in_maps: frozenset[int] = frozenset()
-        none = torch.empty(0, dtype=torch.int64, device="cpu")
-        self.moving = Moving(none, none, none)
-        self.addresses = known.addresses(())
-        if parts.words:
-            self._find(parts, fixed)
+        self.moving, self.addresses = self._find(fixed)
         self.sealed = [node for node in self.nodes if node.sealed]
 
-    def _read(self, graph: Any, inside: int | None, parts: _Parts) -> None:
-        driver, nodes = self.driver, self.nodes
+    def _read(
+        self, graph: Any, inside: int | None, rows: dict[tuple[FunctionLayout, bool], Rows]
+    ) -> None:
+        driver, nodes, known, maps = self.driver, self.nodes, self._known, self._maps
         for handle in driver.nodes(graph):
             kind = driver.kind(handle)
-            node = NodeIndex(len(nodes), handle, kind, inside, parts.words)
+            node = NodeIndex(len(nodes), handle, kind, inside)
             nodes.append(node)
             if kind == "kernel":
                 params = driver.kernel(handle)
                 try:
-                    layout = self._known.layout(driver, params, self._maps)
+                    layout = known.layout(driver, params, maps)
+                    which = layout, bool(params.extra)
+                    mine = rows.get(which)
+                    if mine is None:
+                        mine = rows[which] = Rows(layout, in_one=which[1])
+                    node.row = mine.add(node.number, params)
+                    node.rows = mine
                 except DriverError as error:
-                    node.opaque.append(f"its parameters: {error}")
-                    node.sealed = True
-                    continue
-                node.layout = layout
-                parts.add(layout.content(params), layout.aligned, layout.starts)
-            elif kind == "memcpy":
-                node.params = driver.memcpy(handle)
-                node.ends = tuple(_operand(node.params, end) for end in ("src", "dst"))
-                parts.add_ends([_value(node.params, name) for name in node.ends])
-            elif kind == "memset":
-                node.params = driver.memset(handle)
-                node.ends = "", "dst"
-                parts.add_ends([0, _value(node.params, "dst")])
-            elif kind == "child graph":
-                self._read(driver.child(handle), node.number, parts)
-            elif kind == "conditional":
-                bodies = driver.bodies(handle)
-                if bodies is None:
-                    node.opaque.append("its body: this driver does not show it")
-                    node.sealed = True
-                for body in bodies or ():
-                    self._read(body, node.number, parts)
-            elif kind == "allocation":
-                self.allocations.append(driver.allocation(handle))
-            elif kind == "free":
-                parts.add_ends([0, driver.freed(handle)])
-            elif kind == "host":
-                node.opaque.append("a function on the host, and what it is given")
-            elif kind not in _WITHOUT_ADDRESSES:
-                node.opaque.append(f"a node of the kind {kind!r}")
-                node.sealed = True
+                    node.seal(f"its parameters: {error}")
+            else:
+                self._read_other(node, rows)
 
-    def _find(self, parts: _Parts, fixed: Pairs) -> None:
+    def _read_other(self, node: NodeIndex, rows: dict[tuple[FunctionLayout, bool], Rows]) -> None:
+        driver, handle, kind = self.driver, node.handle, node.kind
+        if kind == "memcpy":
+            node.params = driver.memcpy(handle)
+            node.ends = tuple(_operand(node.params, end) for end in ("src", "dst"))
+            self._add(node, *(_value(node.params, name) for name in node.ends))
+        elif kind == "memset":
+            node.params = driver.memset(handle)
+            node.ends = "", "dst"
+            self._add(node, 0, _value(node.params, "dst"))
+        elif kind == "child graph":
+            self._read(driver.child(handle), node.number, rows)
+        elif kind == "conditional":
+            bodies = driver.bodies(handle)
+            if bodies is None:
+                node.seal("its body: this driver does not show it")
+            for body in bodies or ():
+                self._read(body, node.number, rows)
+        elif kind == "allocation":
+            self.allocations.append(driver.allocation(handle))
+        elif kind == "free":
+            self._add(node, 0, driver.freed(handle))
+        elif kind == "host":
+            node.opaque = ("a function on the host, and what it is given",)
+        elif kind not in _WITHOUT_ADDRESSES:
+            node.seal(f"a node of the kind {kind!r}")
+
+    def _add(self, node: NodeIndex, one: int, other: int) -> None:
+        node.first, node.words = len(self._operands), 2
+        self._operands += one, other
+        self._owners += node.number, node.number
+
+    def _copy(self) -> int:
+        """Copy all words into memory of our own; return the first that is no kernel's."""
+        size = sum(each.nbytes for each in self._rows)
+        self._buffer = bytearray(size) + struct.pack(f"{len(self._operands)}Q", *self._operands)
+        self.words = memoryview(self._buffer).cast("Q")
+        self.word_tensor = _tensor_on(self._buffer)
+        if self._buffer:
+            address = self.word_tensor.data_ptr()
+            base = 0
+            for each in self._rows:
+                each.copy_to(address + 8 * base, base)
+                base += each.nbytes // 8
+        return size // 8
+
+    def _find(self, fixed: Pairs) -> tuple[Moving, Addresses]:
         """Find the words that may be addresses, and the slots of those that may move."""
-        words = self.word_tensor
-        aligned = torch.frombuffer(bytearray(b"".join(parts.aligned)), dtype=torch.uint8)
-        places = ((words >= _LEAST) & (words < _MOST) & (aligned > 0)).nonzero().flatten()
-        values = words[places]
+        given = self.word_tensor[self._base :]
+        operands = ((given >= _LEAST) & (given < _MOST)).nonzero().flatten()
+        found = [self._find_in(rows) for rows in self._rows if rows.nbytes]
+        places = torch.cat([*(places for places, _ in found), self._base + operands])
+        owners = torch.tensor(self._owners, dtype=torch.int64, device="cpu")
+        numbers = torch.cat([*(numbers for _, numbers in found), owners[operands]])
+        values = self.word_tensor[places]
         are = self._known.are_memory(self.driver, values, self.allocations)
-        are |= aligned[places] == _OPERAND  # an address, whoever has the memory
-        places, values = places[are], values[are]
+        are[len(are) - len(operands) :] = True
+        places, numbers, values = places[are], numbers[are], values[are]
         self._places = places.tolist()
-        bases = [node.base for node in self.nodes]
-        bases = torch.tensor(bases, dtype=torch.int64, device="cpu")
-        self._find_maps(
-            words, torch.frombuffer(bytearray(b"".join(parts.starts)), dtype=torch.bool), bases
-        )
+        if not self.allocations:  # else one graph's numbers may be another's addresses
+            for rows in self._rows:
+                self._learn(rows)
+        self._find_maps()
         moving = ~fixed.hold(values)
-        places = places[moving]
-        found, slots = values[moving].unique(return_inverse=True)  # in ascending order
-        self.moving = Moving(places, slots, torch.searchsorted(bases, places, right=True) - 1)
-        self.addresses = self._known.addresses(found.tolist())
+        by_slot, slots = values[moving].unique(return_inverse=True)  # in ascending order
+        return (
+            Moving(places[moving], slots, numbers[moving]),
+            self._known.addresses(by_slot.tolist()),
+        )
 
-    def _find_maps(self, words: torch.Tensor, starts: torch.Tensor, bases: torch.Tensor) -> None:
+    def _find_in(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places of what looks like an address in some rows, and the nodes of each."""
+        layout = rows.layout
+        words = self._block(rows)
+        looks = (words >= _LEAST) & (words < _MOST)
+        if layout.usual is not None and not self.allocations:
+            looks &= words != layout.usual
+        if len(layout.aligned) < layout.words:
+            chosen = looks[:, layout.aligned].nonzero()
+            row, word = chosen[:, 0], layout.aligned[chosen[:, 1]]
+        else:
+            row, word = looks.nonzero().unbind(1)
+        numbers = torch.tensor(rows.numbers, dtype=torch.int64, device="cpu")
+        return rows.base + row * layout.words + word, numbers[row]
+
+    def _block(self, rows: Rows) -> torch.Tensor:
+        """Return the words of some rows, ``[rows, words]``, int64."""
+        end = rows.base + rows.nbytes // 8
+        return self.word_tensor[rows.base : end].view(len(rows.numbers), -1)
+
+    def _learn(self, rows: Rows) -> None:
+        """Remember what a node of a function holds that is no address: others hold the same."""
+        layout = rows.layout
+        if layout.usual is not None or not rows.nbytes:
+            return
+        usual = self._block(rows)[0].clone()
+        places, end = self._places, rows.base + layout.words
+        for place in places[bisect_left(places, rows.base) : bisect_left(places, end)]:
+            usual[place - rows.base] = 0
+        layout.usual = usual
+
+    def _find_maps(self) -> None:
         """Find the tensor maps; seal the nodes that have one whose address cannot be told."""
         maps = self._maps
-        begin = starts.nonzero().flatten()
-        begin = begin[maps.look_like(words, begin)]
-        if maps.word is not None:
-            addresses = begin + maps.word
-            may_be = (words[addresses] >= _LEAST) & (words[addresses] < _MOST)
-            self._in_maps = frozenset(addresses[may_be].tolist())
-            return
-        numbers = torch.searchsorted(bases, begin, right=True) - 1
-        for place, number in zip(begin.tolist(), numbers.tolist(), strict=True):
-            node = self.nodes[number]
-            node.opaque.append(f"what may be a tensor map at byte {8 * (place - node.base)}")
-            node.sealed = True
+        addresses: list[int] = []
+        for rows in self._rows:
+            layout = rows.layout
+            if not len(layout.starts):
+                continue
+            row, start = maps.look_like(self._block(rows), layout.starts)
+            if maps.word is None:
+                for number, word in zip(row.tolist(), start.tolist(), strict=True):
+                    node = self.nodes[rows.numbers[number]]
+                    node.seal(f"what may be a tensor map at byte {8 * word}")
+            else:
+                found = rows.base + row * layout.words + start + maps.word
+                values = self.word_tensor[found]
+                addresses += found[(values >= _LEAST) & (values < _MOST)].tolist()
+        self._in_maps = frozenset(addresses)
 
     @property
     def has_maps(self) -> bool:
         """Whether an address in a tensor map was found."""
         return not self._in_maps.isdisjoint(self._places)
 
+    def range_of(self, node: NodeIndex) -> tuple[int, int]:
+        """Return the first word of a node, and the one after its last."""
+        rows = node.rows
+        if rows is not None:
+            base = rows.base + node.row * rows.layout.words
+            return base, base + rows.layout.words
+        base = self._base + node.first
+        return base, base + node.words
+
     def sites(self, node: NodeIndex) -> Iterator[Site]:
         """Yield the words of a node that may be addresses, with what they hold now."""
-        places, words, layout = self._places, self.words, node.layout
-        end = len(words) if node is self.nodes[-1] else self.nodes[node.number + 1].base
-        for place in places[bisect_left(places, node.base) : bisect_left(places, end)]:
-            word = place - node.base
+        places, words, layout, in_maps = self._places, self.words, node.layout, self._in_maps
+        base, end = self.range_of(node)
+        for place in places[bisect_left(places, base) : bisect_left(places, end)]:
+            word = place - base
             parameter, offset = (0, word) if layout is None else layout.place(word)
-            yield Site(words[place], parameter, offset, place in self._in_maps)
-
-
-class _Parts:
-    """What the nodes of a graph have in their parameters, one after the other."""
-
-    def __init__(self) -> None:
-        self.content: list[bytes | bytearray] = []
-        self.aligned: list[bytes] = []
-        self.starts: list[bytes] = []
-        self.words = 0
-
-    def add(self, content: bytes | bytearray, aligned: bytes, starts: bytes) -> None:
-        self.content.append(content)
-        self.aligned.append(aligned)
-        self.starts.append(starts)
-        self.words += len(aligned)
-
-    def add_ends(self, values: Sequence[int]) -> None:
-        content = b"".join(value.to_bytes(8, "little") for value in values)
-        self.add(content, bytes(_OPERAND if value else 0 for value in values), bytes(len(values)))
+            yield Site(words[place], parameter, offset, place in in_maps)
 
 
 def _tensor_on(buffer: bytearray) -> torch.Tensor:

@@ -138,7 +138,7 @@ class GraphPatch(Patch):
         """
         error: RebindError | None = None
         setters, executable = self._index.driver.setters, self._executable
-        for number, (kind, handle, params, node, _) in enumerate(self._concern.nodes):
+        for number, (kind, handle, params, node) in enumerate(self._concern.nodes):
             calls = setters[kind]
             if number < self._in_executable:
                 (code,) = calls.executable(executable, handle, params)

@@ -62,7 +62,7 @@ class Behind:
         self._changed.clear()
         with torch.cuda.device(self._device):
             for number in numbers:
-                kind, handle, params, node, _ = self._concerns.settable(number)
+                kind, handle, params, node = self._concerns.settable(number)
                 (code,) = setters[kind].graph(handle, params)
                 if code:
                     error = error or failed(node, setters[kind].graph, code)

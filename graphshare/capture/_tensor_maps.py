@@ -42,7 +42,6 @@ _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 _SWIZZLES = ("NONE", "32B", "64B", "128B")
 _PROMOTIONS = ("NONE", "L2_64B", "L2_128B", "L2_256B")
-_EACH = torch.arange(MAP_WORDS, device="cpu")
 _DTYPES = (
     *(("UINT8", 1), ("UINT16", 2), ("UINT32", 4), ("INT32", 4), ("UINT64", 8), ("INT64", 8)),
     *(("FLOAT16", 2), ("FLOAT32", 4), ("FLOAT64", 8), ("BFLOAT16", 2), ("TFLOAT32", 4)),
@@ -73,28 +72,35 @@ class TensorMaps:
         """Whether a tensor map may start at an offset in a kernel's parameters."""
         return offset % 16 == 0 if self.bank is None else (self.bank + offset) % 64 == 0
 
-    def look_like(self, words: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Say where eight of some words may be a tensor map.
+    def look_like(
+        self, rows: torch.Tensor, starts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Find where eight of some words may be a tensor map.
 
         Args:
-            words: ``[n]``, int64, on the host.
-            starts: ``[m]``, int64: where each begins.
+            rows: ``[n, words]``, int64, on the host.
+            starts: ``[m]``, int64: where one may begin in each row, eight words before its end.
 
         Returns:
-            ``[m]``, bool.
+            The rows and the words in them where one may begin, both ``[found]``.
         """
-        fits = starts + MAP_WORDS <= len(words)
-        if not self.exist or not bool(fits.any()):
-            return torch.zeros_like(fits)
-        maps = words[starts[:, None].clamp(max=len(words) - MAP_WORDS) + _EACH]
-        for place in self.always:
-            fits &= maps[:, place] != 0
-        if self.word is not None:
-            fits &= maps[:, _FORMAT] >> 32 != 0  # a stride: only a map of one dimension has none
+        places = [*self.always, _FORMAT]
+        # Most are ruled out by the first word that is zero in no map.
+        row, found = (rows[:, starts + places[0]] != 0).nonzero().unbind(1)
+        word = starts[found]
+        if not self.exist:
+            return row[:0], word[:0]
+        for place in self.always[1:]:
+            fits = rows[row, word + place] != 0
+            row, word = row[fits], word[fits]
+        if self.word is not None:  # a stride: only a map of one dimension has none
+            fits = rows[row, word + _FORMAT] >> 32 != 0
+            row, word = row[fits], word[fits]
         for place, unused in enumerate(self.unused):
             if place != self.word:
-                fits &= maps[:, place] & _signed(unused) == 0
-        return fits
+                fits = rows[row, word + place] & _signed(unused) == 0
+                row, word = row[fits], word[fits]
+        return row, word
 
     @property
     def note(self) -> str:

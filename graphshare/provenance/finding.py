@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -117,16 +117,24 @@ def report_of(
     device: torch.device,
 ) -> Provenance:
     """Say of each address of a graph what it is."""
+    # Of each address once: most are in many nodes.
+    named: dict[int, _Named | None] = {}
+
+    def address_of(word: Word) -> Iterator[Address]:
+        address = word.address
+        if address not in named:
+            named[address] = _named(address, places, reading)
+        what = named[address]
+        if what is not None:
+            use, name, offset, pool, also = what
+            yield Address(address, word.where, use, name, offset, pool, word.certainty, also)
+
     nodes = tuple(
         NodeReport(
             node.number,
             node.kind,
             node.name,
-            tuple(
-                found
-                for word in node.words
-                if (found := _address(word, places, reading)) is not None
-            ),
+            tuple(each for word in node.words for each in address_of(word)),
             node.opaque,
             node.inside,
         )
@@ -144,29 +152,25 @@ def report_of(
     )
 
 
-def _address(word: Word, places: Places, reading: GraphReading) -> Address | None:
-    allocation = reading.find(word.address)
+class _Named(NamedTuple):
+    """What an address is; as :class:`Address` has it."""
+
+    use: Use
+    name: str
+    offset: int
+    pool: str = ""
+    also: tuple[str, ...] = ()
+
+
+def _named(address: int, places: Places, reading: GraphReading) -> _Named | None:
+    allocation = reading.find(address)
     if allocation is None:
         return None
     use = _USES[allocation.holder]
-    named = places.at(word.address)
-    if not named or use is Use.DANGLING:  # a name does not bring freed memory back
-        return Address(
-            word.address,
-            word.where,
-            use,
-            named[0].name if named else "",
-            word.address - (named[0].address if named else allocation.start),
-            certainty=word.certainty,
-        )
-    first, *rest = named
-    return Address(
-        word.address,
-        word.where,
-        first.use,
-        first.name,
-        word.address - first.address,
-        first.pool,
-        word.certainty,
-        tuple(dict.fromkeys(each.name for each in rest)),
-    )
+    found = places.at(address)
+    if not found or use is Use.DANGLING:  # a name does not bring freed memory back
+        name, start = (found[0].name, found[0].address) if found else ("", allocation.start)
+        return _Named(use, name, address - start)
+    first, *rest = found
+    also = tuple(dict.fromkeys(each.name for each in rest))
+    return _Named(first.use, first.name, address - first.address, first.pool, also)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from random import Random
 
 import pytest
@@ -58,6 +59,73 @@ def test_graphs_that_were_captured_together_ask_once():
     assert driver.asked_layouts == 1
     GraphIndex(driver, None, NO_MAPS, KnownMemory(), Pairs())
     assert len(driver.asked) == 4
+
+
+def test_what_is_known_to_be_no_address_is_one_in_a_graph_that_allocates_there():
+    """Graphs that were captured together, one of which has memory of its own nodes."""
+    number, known = 0x1234_5678_9ABC, KnownMemory()
+    for _ in range(2):
+        for allocations, want in (((), [BASE]), ([(number - 4, 8)], [number, BASE])):
+            driver = Driver([[BASE, number], [number, BASE]], allocations=allocations)
+            index = GraphIndex(driver, None, NO_MAPS, known, Pairs())
+            assert sorted(held(index)) == want
+            sites = [[site.value for site in index.sites(node)] for node in index.nodes]
+            right = [BASE, number] if allocations else [BASE]
+            assert [sorted(each) for each in sites[:2]] == [sorted(right)] * 2
+            assert index.allocations == list(allocations)
+
+
+def test_what_one_node_has_in_the_place_of_anothers_number_is_found():
+    """Of what the nodes of a function have in common, each graph is still looked at."""
+    number, known = 0x1234_5678_9ABC, KnownMemory()
+    for kernels in (
+        [[number, BASE], [BASE, number]],
+        [[BASE, number], [number, BASE]],
+        [[BASE, BASE], [number, number]],
+    ):
+        driver = Driver(kernels)
+        index = GraphIndex(driver, None, NO_MAPS, known, Pairs())
+        want = [[word for word in words if word == BASE] for words in kernels]
+        assert [[site.value for site in index.sites(node)] for node in index.nodes] == want
+        patch_of(index, {BASE: BASE + 8}).apply()
+        assert [words_of(block) for block in driver.run] == [
+            [BASE + 8 if word == BASE else word for word in words] for words in kernels
+        ]
+
+
+def test_a_parameter_buffer_that_is_shorter_than_the_parameters_is_read_as_far_as_it_goes():
+    class Short(Driver):
+        def kernel(self, node):
+            params = super().kernel(node)
+            pairs = (ctypes.c_uint64 * 5).from_address(params.extra)
+            ctypes.c_size_t.from_address(pairs[3]).value = 16
+            return params
+
+    index = read(Short([[BASE, BASE + 16], [BASE, BASE + 16]], extra=True))
+    assert list(index.words) == [7, BASE, 0, 7, BASE, 0]
+    assert held(index) == {BASE: ([1, 4], [0, 1])}
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_kernel_whose_parameters_the_driver_does_not_give_is_sealed(extra):
+    class Silent(Driver):
+        def kernel(self, node):
+            params = super().kernel(node)
+            if node == 1:
+                if extra:
+                    ctypes.c_uint64.from_address(params.extra).value = 0
+                else:
+                    params.kernelParams = 0
+            return params
+
+    index = read(Silent([[BASE], [BASE], [BASE]], extra=extra))
+    assert [node.sealed for node in index.nodes] == [False, True, False]
+    assert held(index) == {BASE: ([1, 3], [0, 2])}
+    assert "CUDA_SUCCESS" in index.nodes[1].opaque[0]
+    padded = [[BASE], [0] * 5 + list(MAP) + [0] * 8]  # the only one of its function
+    index = read(Silent(padded, extra=extra), maps=MAPS)
+    assert [node.sealed for node in index.nodes] == [False, True]
+    assert held(index) == {BASE: ([1], [0])}
 
 
 def test_the_graphs_own_memory_is_seen_and_does_not_move():
@@ -271,7 +339,7 @@ def test_an_interruption_after_a_node_was_set_leaves_it_as_it_was(form, at):
     with pytest.raises(KeyboardInterrupt):
         patch.apply()
     assert driver.run == driver.blocks == before
-    assert list(index.words) == [7, BASE, 7, BASE, BASE + 16, 7, BASE]
+    assert list(index.words) == [7, BASE, 7, BASE, 7, BASE, BASE + 16]
     patch.apply()
     assert words_of(driver.run[1]) == words_of(driver.blocks[1]) == [BASE + 64, BASE + 16]
 
@@ -293,6 +361,8 @@ def test_parameters_of_our_own_hold_what_the_drivers_held():
     assert list(index.words) == [7, BASE, 9]
     assert concerns.settable(0) is own
     assert driver._content(own.params) == driver._content(params)
+    index.words[2] = 10
+    assert words_of(driver._content(own.params)) == [BASE, 10]
 
 
 def in_maps(driver, maps=MAPS):
@@ -336,7 +406,7 @@ def test_what_may_be_a_map_of_an_unknown_encoding_seals_its_node():
     index = read(driver, maps=unknown)
     assert [node.sealed for node in index.nodes] == [False, True, False]
     assert index.sealed == [index.nodes[1]]
-    assert index.nodes[1].opaque == ["what may be a tensor map at byte 48"]
+    assert index.nodes[1].opaque == ("what may be a tensor map at byte 48",)
     assert unknown.note != MAPS.note
 
 
@@ -366,8 +436,8 @@ def test_random_words_are_found_as_one_by_one():
             assert nodes == [i for i, words in enumerate(driver.blocks) if value in words_of(words)]
 
 
-@pytest.mark.parametrize("extra", [False, True])
-def test_parameters_of_any_size_and_place_are_read_and_changed(extra):
+@pytest.mark.parametrize("given", ["in one", "as seen", "apart"])
+def test_parameters_of_any_size_and_place_are_read_and_changed(given):
     """Against a model that looks at each parameter by itself: the first may begin anywhere, a size
     need be no multiple of eight, or be nothing, and the numbers need not follow the places."""
     random = Random(1)
@@ -386,7 +456,7 @@ def test_parameters_of_any_size_and_place_are_read_and_changed(extra):
         kernels = [
             [random.choice((BASE, BASE + 16, 3)) for _ in range(64)] for _ in range(len(layouts))
         ]
-        driver = Driver(kernels, layouts=layouts, extra=extra)
+        driver = Driver(kernels, layouts=layouts, extra=given == "in one", apart=given == "apart")
         before = list(driver.blocks)
         index = read(driver)
         want = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from graphshare.capture._cuda_concern import Concerns
 from graphshare.capture._cuda_known import KnownMemory, Pairs
 from graphshare.capture._cuda_nodes import GraphIndex
 from graphshare.capture._cuda_patch import GraphPatch
+from graphshare.capture._graph_driver import Setters
 from graphshare.capture._tensor_maps import TensorMaps
 from graphshare.errors import RebindError
 from tests.made_up_driver import (
@@ -242,6 +244,84 @@ def test_what_moved_together_once_moves_again_as_it_did():
         patch_of(index, {old: new, BASE + 64 + turn: BASE + 65 + turn}).apply()
         assert words_of(driver.run[0]) == [BASE + 65 + turn, new]
         assert words_of(driver.run[2]) == [BASE + 65 + turn]
+
+
+class Mixed(Driver):
+    """Kernels with copies, fills and what frees memory between them."""
+
+    kinds = ("memcpy", "kernel", "memset", "free", "memcpy", "kernel")
+
+    def __init__(self, kernels, addresses):
+        super().__init__(kernels)
+        self.given = {
+            0: SimpleNamespace(srcMemoryType=2, srcDevice=addresses[0], dstMemoryType=4,
+                               dstDevice=addresses[1], srcHost=0, dstHost=0),
+            2: SimpleNamespace(dst=addresses[2]),
+            4: SimpleNamespace(srcMemoryType=1, srcDevice=0, dstMemoryType=3, dstDevice=BASE,
+                               srcHost=addresses[3], dstHost=BASE),
+        }  # fmt: skip
+        self.freed_address = addresses[4]
+        self.setters |= {kind: Setters(self._told, self._told) for kind in ("memcpy", "memset")}
+        self.told = []
+
+    def nodes(self, graph):
+        return range(len(self.kinds))
+
+    def kind(self, node):
+        return self.kinds[node]
+
+    def kernel(self, node):
+        return super().kernel({1: 0, 5: 1}[node])
+
+    def _in_executable(self, executable, node, params):
+        return super()._in_executable(executable, {1: 0, 5: 1}[node], params)
+
+    def _in_graph(self, node, params):
+        return super()._in_graph({1: 0, 5: 1}[node], params)
+
+    def memcpy(self, node):
+        return self.given[node]
+
+    memset = memcpy
+
+    def freed(self, node):
+        return self.freed_address
+
+    def _told(self, *args):
+        self.told.append((args[-2], dict(vars(args[-1]))))
+        return (Code(0),)
+
+
+def test_copies_and_fills_are_read_and_changed_between_kernels():
+    addresses = [BASE, 0x7E00_0000_0000, BASE + 16, BASE + 32, BASE + 48]
+    driver = Mixed([[BASE], [BASE + 16, BASE + 64]], addresses)
+    index = read(driver)
+    sites = [list(index.sites(node)) for node in index.nodes]
+    assert [[(site.value, site.offset) for site in each] for each in sites] == [
+        [(BASE, 0), (0x7E00_0000_0000, 1)],
+        [(BASE, 0)],
+        [(BASE + 16, 1)],
+        [(BASE + 48, 1)],
+        [(BASE + 32, 0)],
+        [(BASE + 16, 0), (BASE + 64, 8)],
+    ]
+    patch = patch_of(index, {BASE: BASE + 256, BASE + 32: BASE + 512})
+    assert (patch.nodes, patch.words) == (3, 3)
+    patch.apply()
+    assert words_of(driver.run[0]) == [BASE + 256]
+    assert driver.given[0].srcDevice == BASE + 256
+    assert driver.given[0].dstDevice == 0x7E00_0000_0000
+    assert driver.given[4].srcHost == BASE + 512
+    assert driver.given[4].dstDevice == driver.given[4].dstHost == BASE
+    assert sorted(node for node, _ in driver.told) == [0, 0, 4, 4]  # in both forms
+    patch.revert()
+    assert driver.given[0].srcDevice == BASE
+    patch_of(index, {BASE + 16: BASE + 128}).apply()
+    assert driver.given[2].dst == BASE + 128
+    assert words_of(driver.run[1]) == [BASE + 128, BASE + 64]
+    with pytest.raises(RebindError) as caught:
+        patch_of(index, {BASE + 48: BASE})
+    assert caught.value.node == "3: free"
 
 
 def test_graphs_that_have_the_same_addresses_move_as_one_and_others_as_themselves():

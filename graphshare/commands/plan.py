@@ -32,11 +32,20 @@ __all__ = ["add_arguments", "run"]
 Refuse = Callable[[str], NoReturn]
 
 _POINTS_OF_CURVE = 24
+_MOST_TOKENS = 1 << 20
+"""Of a graph: the ladders have a size for each 16."""
 
 
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
+        raise ValueError
+    return number
+
+
+def _size(text: str) -> int:
+    number = _count(text)
+    if number > _MOST_TOKENS:
         raise ValueError
     return number
 
@@ -53,7 +62,8 @@ def _lengths(text: str) -> list[int]:
 
 
 # What argparse calls them in "invalid count value: 'x'".
-_count.__name__, _amount.__name__, _lengths.__name__ = "count", "amount", "list of lengths"
+_count.__name__, _size.__name__ = "count", f"count (1 to {_MOST_TOKENS})"
+_amount.__name__, _lengths.__name__ = "amount", "list of lengths"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what may be captured")
     what.add_argument(
         "--max-tokens",
-        type=_count,
+        type=_size,
         default=512,
         metavar="N",
         help="larger batches run eagerly (512)",
@@ -164,8 +174,11 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
     """
     draw = _drawing(options.plot, refuse)
     check_outputs(options.trace, {"--output": options.output, "--plot": options.plot}, refuse)
-    limit = _limit(options, refuse)
-    work = Work(per_step=options.step_tokens, mixed_per_step=options.mixed_step_tokens)
+    try:
+        limit = _limit(options, refuse)
+        work = Work(per_step=options.step_tokens, mixed_per_step=options.mixed_step_tokens)
+    except ValueError as error:
+        refuse(_reason(error))
     try:
         trace = read_trace(
             options.trace,
@@ -180,6 +193,7 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
             "mixed": not options.only_uniform,
         }
         plan = plan_captures(trace, limit, **choices)
+        _look_at(options.trace, trace, refuse)
     except TooTightError as error:
         refuse(f"all batches need {error.least:g} {limit.unit}, and the limit is {limit.total:g}")
     except (OSError, ValueError) as error:
@@ -204,6 +218,20 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
             if path is not None:
                 print(f"written: {path}")
     return 0
+
+
+def _look_at(path: Path, trace: Trace, refuse: Refuse) -> None:
+    """Refuse a trace for which there is nothing to plan: a plan without keys would be of no use."""
+    if trace.bins:
+        return
+    if not trace.eager:
+        refuse(f"{path}: expected a batch at least, got none")
+    beyond = {
+        "num_tokens": f"{trace.max_tokens} tokens",
+        "num_reqs": f"{trace.max_num_reqs} requests",
+    }
+    why = " or ".join(beyond[field] for field in trace.eager)
+    refuse(f"{path}: no batch may run on a graph: all have more than {why}")
 
 
 def _drawing(path: Path | None, refuse: Refuse) -> Callable[..., bytes] | None:

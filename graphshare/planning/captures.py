@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
+from graphshare.arguments import check_flag, distinct_keys, number, whole_number, wrong_type
 from graphshare.descriptor import BatchDescriptor
 from graphshare.dispatch import Dispatcher
 from graphshare.plan_file import write_plan_file
+from graphshare.planning.arguments import check_trace, lengths_of, limit_of, work_of
 from graphshare.planning.chain import Chain, flat
 from graphshare.planning.coupled import Coupled
 from graphshare.planning.search import Part, TooTightError, corners, search
@@ -121,6 +123,7 @@ def plan_captures(
 
     Raises:
         TooTightError: The limit is below what the smallest set takes that covers all batches.
+        TypeError: An argument is of another type.
         ValueError: A uniform query length below 1, or nothing may be captured.
 
     Example:
@@ -131,8 +134,8 @@ def plan_captures(
         BatchDescriptor(num_tokens=8, num_reqs=8)
         BatchDescriptor(num_tokens=3, num_reqs=3)
     """
-    work = Work() if work is None else work
-    limit = Limit.graphs(limit) if isinstance(limit, int) else limit
+    check_trace(trace)
+    work, limit = work_of(work), limit_of(limit)
     parts = _all_parts(trace, uniform_query_lens, mixed, work, limit)
     try:
         choice = search(parts, limit.total - limit.once if parts else math.inf)
@@ -161,13 +164,15 @@ def frontier(
         work: As in :func:`plan_captures`.
         uniform_query_lens: As in :func:`plan_captures`.
         mixed: As in :func:`plan_captures`.
-        points: How many plans, at most.
+        points: How many plans, at most; at least the first and the last, so from 2.
 
     Raises:
-        ValueError: As :func:`plan_captures` does.
+        TypeError: As :func:`plan_captures` does.
+        ValueError: As :func:`plan_captures` does, or fewer than 2 points.
     """
-    work = Work() if work is None else work
-    limit = Limit.graphs(0) if limit is None else limit
+    check_trace(trace)
+    work, limit = work_of(work), limit_of(0 if limit is None else limit)
+    points = whole_number("points", points, 2)
     parts = _all_parts(trace, uniform_query_lens, mixed, work, limit)
     return [_plan(choice.keys, trace, limit, work) for choice in corners(parts, points)]
 
@@ -185,7 +190,13 @@ def graphs_to_match(
 
     Returns:
         The number; ``None`` if not even ``most`` do.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: ``most`` is below 1, or the work is not finite.
     """
+    check_trace(trace)
+    all_work, most = number("all_work", all_work), whole_number("most", most, 1)
 
     def costs_at_most(graphs: int) -> bool:
         try:
@@ -218,8 +229,17 @@ def evaluate(keys: Sequence[BatchDescriptor], trace: Trace, work: Work | None = 
         keys: Descriptors of one type.
         trace: The batches.
         work: What a step costs; by default its key's tokens.
+
+    Raises:
+        TypeError: An argument is of another type, a key is no descriptor, or keys are of several
+            types.
+        ValueError: A key is given twice.
     """
-    work = Work() if work is None else work
+    check_trace(trace)
+    work, keys = work_of(work), distinct_keys("keys", keys)
+    for key in keys:
+        if not isinstance(key, BatchDescriptor):
+            raise wrong_type("keys", "each a BatchDescriptor", key)
     dispatcher = Dispatcher(keys)
     hits = dict.fromkeys(keys, 0)
     done: float = 0
@@ -267,8 +287,13 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         path: The file; one that is there is replaced.
 
     Raises:
+        TypeError: What is no plan, or no path.
         OSError: It cannot be written.
     """
+    if not isinstance(plan, Plan):
+        raise wrong_type("write_plan: plan", "a Plan", plan, "plan_captures makes one.")
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type("write_plan: path", "the path of a file", path)
     outcome, limit = plan.outcome, plan.limit
     facts = {
         "max_num_reqs": plan.max_num_reqs,
@@ -296,9 +321,10 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 def _all_parts(
     trace: Trace, uniform_query_lens: Iterable[int], mixed: bool, work: Work, limit: Limit
 ) -> list[Part]:
-    lengths = sorted(set(uniform_query_lens))
-    if any(length < 1 for length in lengths):
-        raise ValueError(f"uniform_query_lens: expected at least 1, got {lengths[0]}")
+    lengths = lengths_of(uniform_query_lens)
+    check_flag("mixed", mixed)
+    # Every step costs so much on whatever key, so it chooses none, and would only be lost in sums.
+    work = replace(work, per_step=0)
     if not mixed and not lengths:
         raise ValueError("uniform_query_lens: expected a length where mixed is False, got none")
     return [

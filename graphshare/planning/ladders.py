@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from graphshare.arguments import listed, whole_number
 from graphshare.descriptor import BatchDescriptor, capture_descriptors
+from graphshare.planning.arguments import lengths_of
 
 __all__ = ["ladders", "powers_of_two", "sglang", "vllm"]
 
@@ -95,8 +97,18 @@ def ladders(
         max_num_reqs: The most requests of a key.
         uniform_query_lens: Query lengths with keys of their own.
         num_active_loras: Numbers of active LoRA adapters, each with all keys.
+
+    Raises:
+        TypeError: What is no integer, or not several.
+        ValueError: One below 1, or adapters below 0.
     """
-    lengths, loras = tuple(uniform_query_lens), tuple(num_active_loras)
+    max_tokens = whole_number("max_tokens", max_tokens, 1)
+    max_num_reqs = whole_number("max_num_reqs", max_num_reqs, 1)
+    lengths = lengths_of(uniform_query_lens)
+    loras = [
+        whole_number("num_active_loras", count, 0)
+        for count in listed("num_active_loras", num_active_loras, "integers")
+    ]
 
     def keys(sizes: list[int]) -> list[BatchDescriptor]:
         return capture_descriptors(sizes, max_num_reqs, lengths, num_active_loras=loras)

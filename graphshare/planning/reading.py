@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
+from graphshare.arguments import shown, wrong_type
 from graphshare.planning.trace import Batch, Histogram, Trace, problem_of
 
 __all__ = ["TraceError", "read_trace"]
@@ -86,14 +88,20 @@ def read_trace(
     Raises:
         TraceError: A line is not a batch; the file's name and the number of the line are in it.
         OSError: The file cannot be read.
+        TypeError: The path is none.
         ValueError: The format is not known.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_type("read_trace: path", "the path of a file", path)
     name = os.fspath(path)
     histogram = Histogram(max_tokens, max_num_reqs)
     plain = name.removesuffix(".gz")
-    kind = kind or _SUFFIXES.get(Path(plain).suffix)
+    if kind is None:
+        kind = _SUFFIXES.get(Path(plain).suffix)
+        if kind is None:
+            raise ValueError(f"{name}: expected a name in {', '.join(_SUFFIXES)}, or kind=")
     if kind not in ("jsonl", "csv"):
-        raise ValueError(f"{name}: expected a name in {', '.join(_SUFFIXES)}, or kind=")
+        raise ValueError(f"kind: expected 'jsonl' or 'csv', got {shown(kind)}")
     with ExitStack() as stack:
         file: BinaryIO | gzip.GzipFile = stack.enter_context(Path(name).open("rb"))
         if plain != name:
@@ -148,11 +156,12 @@ def _lines(name: str, file: BinaryIO | gzip.GzipFile) -> Iterator[tuple[int, str
         try:
             block = file.read(_BLOCK_BYTES)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(
-                name, number, f"after this line: damaged gzip data ({error})"
-            ) from None
+            after = "after this line: " if number else ""
+            raise TraceError(name, number, f"{after}damaged gzip data ({error})") from None
         if not block:
             break
+        if not number and not rest:
+            block = block.removeprefix(codecs.BOM_UTF8)
         *complete, rest = (rest + block).split(b"\n")
         for line in complete:
             number += 1
@@ -171,7 +180,8 @@ class _LineError(Exception):
 
 def _json_parser(ignore_other_fields: bool) -> Callable[[str], Batch]:
     # Without the two regular expressions of decode(), which take as long as small objects do.
-    decode = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
+    # Pairs, since a dict would keep the last of two values for one name, and say nothing.
+    decode = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=tuple).raw_decode
     layouts: dict[tuple[str, ...], _Layout] = {}
 
     def parse(line: str) -> Batch:
@@ -184,15 +194,15 @@ def _json_parser(ignore_other_fields: bool) -> Callable[[str], Batch]:
             raise _LineError(f"not a number: {error}") from None
         if end != len(text):
             raise _LineError(f"not JSON: more after the object, at character {end}")
-        if not isinstance(values, dict):
+        if not isinstance(values, tuple):
             raise _LineError(f"expected an object, got {_shown(values)}")
-        names = tuple(cast("dict[str, Any]", values))
+        pairs = cast("tuple[tuple[str, Any], ...]", values)
+        names, row = zip(*pairs, strict=True) if pairs else ((), ())
         layout = layouts.get(names)
         if layout is None:
             layout = _layout(names, ignore_other_fields)
             if len(layouts) < _MAX_LAYOUTS:
                 layouts[names] = layout
-        row = list(cast("dict[str, Any]", values).values())
         return _batch([None if at is None else row[at] for at in layout], _json_integer)
 
     return parse
@@ -206,7 +216,7 @@ def _csv_parser(
     name: str, lines: Iterator[tuple[int, str]], ignore_other_fields: bool
 ) -> Callable[[str], Batch]:
     number, text = next(lines, (0, ""))
-    header = [field.strip() for field in next(csv.reader([text.removeprefix("\ufeff")]), [])]
+    header = [field.strip() for field in next(csv.reader([text]), [])]
     if not header:
         raise TraceError(name, 1, "expected a header with tokens and requests, got nothing")
     try:

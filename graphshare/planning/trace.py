@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from graphshare.arguments import listed, whole_number, wrong_type
 
 __all__ = ["Batch", "Bin", "Histogram", "Trace", "count_batches", "problem_of"]
+
+
+MOST_TOKENS = (1 << 31) - 1
+"""Rows are numbered by int32 in every kernel."""
+
+_MOST_STEPS = 1 << 53
+"""Up to as many, numbers of steps are the same as floats; sums and products stay finite."""
 
 
 class Batch(NamedTuple):
@@ -88,11 +97,10 @@ class Histogram:
     """Counts batches by shape; the arguments are those of :func:`count_batches`."""
 
     def __init__(self, max_tokens: int, max_num_reqs: int | None) -> None:
-        _at_least_one("max_tokens", max_tokens)
-        if max_num_reqs is not None:
-            _at_least_one("max_num_reqs", max_num_reqs)
-        self.max_tokens = max_tokens
-        self.max_num_reqs = max_num_reqs
+        self.max_tokens = whole_number("max_tokens", max_tokens, 1)
+        self.max_num_reqs = (
+            None if max_num_reqs is None else whole_number("max_num_reqs", max_num_reqs, 1)
+        )
         self.bins: dict[Bin, int] = {}
         self.eager = {"num_tokens": 0, "num_reqs": 0}
         self.eager_tokens = 0
@@ -135,16 +143,33 @@ def count_batches(
         max_num_reqs: Likewise for requests; by default the most that a batch has.
 
     Raises:
-        TypeError: Not a number where there should be one.
+        TypeError: What is no batch, or not an integer where there should be one.
         ValueError: No batch has this shape.
     """
     histogram = Histogram(max_tokens, max_num_reqs)
+    # One by one: there may be more than memory holds.
+    if not hasattr(type(batches), "__next__"):
+        batches = listed("batches", batches, "batches", "Put a single one into a list.")
     for batch in batches:
-        problem = problem_of(*batch)
-        if problem is not None:
-            raise ValueError(f"{batch}: {problem}")
-        histogram.add(batch)
+        histogram.add(_checked(batch))
     return histogram.trace()
+
+
+def _checked(batch: Any) -> Batch:
+    if not isinstance(batch, Batch):
+        raise wrong_type("batches", "each a Batch", batch)
+    tokens, reqs, query_len, loras, steps = batch
+    found = Batch(
+        whole_number("num_tokens", tokens, 1),
+        whole_number("num_reqs", reqs, 1),
+        None if query_len is None else whole_number("query_len", query_len, 1),
+        whole_number("num_active_loras", loras, 0),
+        whole_number("steps", steps, 1),
+    )
+    problem = problem_of(*found)
+    if problem is not None:
+        raise ValueError(f"{batch}: {problem}")
+    return found
 
 
 def problem_of(tokens: int, reqs: int, query_len: int | None, loras: int, count: int) -> str | None:
@@ -152,6 +177,10 @@ def problem_of(tokens: int, reqs: int, query_len: int | None, loras: int, count:
     if tokens < 1 or reqs < 1 or count < 1:
         field, value = min(("tokens", tokens), ("requests", reqs), ("count", count), key=_second)
         return f"{field}: expected at least 1, got {value}"
+    if tokens > MOST_TOKENS:
+        return f"tokens: expected at most {MOST_TOKENS}, got more"
+    if count > _MOST_STEPS:
+        return f"count: expected at most {_MOST_STEPS}, got more"
     if reqs > tokens:
         return f"requests: expected at most tokens={tokens}, got {reqs}"
     if not 0 <= loras <= reqs:
@@ -166,10 +195,3 @@ def problem_of(tokens: int, reqs: int, query_len: int | None, loras: int, count:
 
 def _second(pair: tuple[str, int]) -> int:
     return pair[1]
-
-
-def _at_least_one(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name}: expected at least 1, got {value}")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from graphshare.arguments import number, whole_number, wrong_type
 from graphshare.descriptor import BatchDescriptor
 
 __all__ = ["Limit", "Work"]
+
+_MOST_WORK = 1e9
+"""Tokens. With more, one token of padding would be lost in the rounding of sums."""
+
+_LEAST_TAKEN, _MOST_TAKEN = 1e-15, 1e15
+"""Of a limit. Beyond, quotients of work and of what is taken would not be finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +34,16 @@ class Work:
             for attention kernels that are faster where all query lengths are alike.
 
     Raises:
-        ValueError: A negative or infinite cost.
+        TypeError: A cost that is no number.
+        ValueError: A negative cost, or one above 1e9 tokens.
     """
 
     per_step: float = 0
     mixed_per_step: float = 0
 
     def __post_init__(self) -> None:
-        _not_negative("per_step", self.per_step)
-        _not_negative("mixed_per_step", self.mixed_per_step)
+        _check("per_step", self.per_step, 0, _MOST_WORK)
+        _check("mixed_per_step", self.mixed_per_step, 0, _MOST_WORK)
 
     def on(self, num_tokens: int, *, uniform: bool) -> float:
         """What a step costs on a key of that many tokens."""
@@ -61,7 +70,9 @@ class Limit:
         unit: Of all these, for messages.
 
     Raises:
-        ValueError: A negative number, or graphs that take nothing.
+        TypeError: What is no number, or a unit that is no string.
+        ValueError: A negative number, one that is neither 0 nor between 1e-15 and 1e15, or graphs
+            that take nothing. In units of that size choose others.
 
     Example:
         >>> Limit.graphs(16).total
@@ -75,18 +86,24 @@ class Limit:
     unit: str = "graphs"
 
     def __post_init__(self) -> None:
-        if not self.total >= 0:
-            raise ValueError(f"total: expected at least 0, got {self.total}")
-        _not_negative("per_graph", self.per_graph)
-        _not_negative("per_token", self.per_token)
-        _not_negative("once", self.once)
+        if self.total != math.inf:
+            _check("total", self.total, 0, math.inf)
+        for name in ("per_graph", "per_token", "once"):
+            _check(name, getattr(self, name), _LEAST_TAKEN, _MOST_TAKEN)
+        if not isinstance(self.unit, str):
+            raise wrong_type("unit", "a string", self.unit)
         if not self.per_graph and not self.per_token:
             raise ValueError("per_graph: expected more than 0 where per_token is 0, got 0")
 
     @classmethod
     def graphs(cls, total: int) -> Limit:
-        """At most ``total`` graphs."""
-        return cls(total=total)
+        """At most ``total`` graphs.
+
+        Raises:
+            TypeError: No integer.
+            ValueError: Below 0.
+        """
+        return cls(total=whole_number("graphs", total, 0))
 
     def of(self, num_tokens: int) -> float:
         """What a graph of that many tokens takes."""
@@ -97,6 +114,14 @@ class Limit:
         return (self.once if keys else 0) + sum(self.of(key.num_tokens) for key in keys)
 
 
-def _not_negative(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")
+def _check(name: str, value: Any, least: float, most: float) -> None:
+    """Refuse what is neither 0 nor within the limits.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is another.
+    """
+    found = number(name, value)
+    if found and not least <= found <= most:
+        limits = f"0 to {most:g}" if least == 0 else f"0, or {least:g} to {most:g}"
+        raise ValueError(f"{name}: expected {limits}, got {found:g}")

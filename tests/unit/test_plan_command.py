@@ -141,6 +141,12 @@ def test_a_plot_of_a_trace_of_one_batch(tmp_path: Path) -> None:
         ["--graphs", "3", "--output", "."],
         ["--graphs", "3", "--format", "csv"],
         ["--graphs", "3", "--max-tokens", "-1"],
+        ["--graphs", "3", "--max-tokens", "1000000000000"],
+        ["--graphs", "3", "--max-tokens", "1", "--output", "plan.json"],
+        ["--graphs", "3", "--step-tokens", "1e308"],
+        ["--graphs", "3", "--mixed-step-tokens", "1e308", "--uniform-query-lens", "4"],
+        ["--memory-mib", "1e308", "--per-graph", "1e308"],
+        ["--memory-mib", "2.5e-300", "--per-graph", "1e-300"],
     ],
     ids=" ".join,
 )
@@ -171,6 +177,17 @@ def test_a_bad_line_is_named_and_nothing_is_written(
     assert f"{trace}:{len(BATCHES) + 1}: " in printed.err
     assert printed.out == ""
     assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_trace_without_a_batch_is_no_plan(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "empty.jsonl", tmp_path / "plan.json"
+    trace.write_text(content)
+    assert main(["plan", str(trace), "--graphs", "5", "--output", str(out)]) == 2
+    assert "expected a batch" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_plot_without_matplotlib_names_the_extra(

@@ -56,6 +56,9 @@ def test_a_last_line_may_have_no_end_and_a_file_a_byte_order_mark(tmp_path: Path
     file = tmp_path / "t.csv"
     file.write_bytes(b"\xef\xbb\xbftokens,requests\n4,2")
     assert read_trace(file).bins == {Bin(4, None, 0): 1}
+    lines = tmp_path / "t.jsonl"
+    lines.write_bytes(b'\xef\xbb\xbf{"tokens": 4, "requests": 2}')
+    assert read_trace(lines).bins == {Bin(4, None, 0): 1}
 
 
 def test_the_format_may_be_said(tmp_path: Path) -> None:
@@ -94,6 +97,12 @@ BAD = [
     ('{"tokens": 4, "requests": 2, "loras": 3}', "loras"),
     ('{"tokens": 4, "requests": 2, "loras": -1}', "loras"),
     ('{"tokens": 4, "num_tokens": 4, "requests": 2}', "twice"),
+    ('{"tokens": 4, "requests": 2, "tokens": 8}', "twice"),
+    ('{"tokens": 2147483648, "requests": 2}', "tokens"),
+    ('{"tokens": 1e308, "requests": 2}', "tokens"),
+    ('{"tokens": 4, "requests": 2, "count": 1e308}', "count"),
+    ('{"tokens": 4, "requests": 2, "count": 9007199254740993}', "count"),
+    ("{}", "tokens"),
     ('{"tokens": 4, "requests": 2} {}', "JSON"),
     ('{"tokens": 4, "requests": 2', "JSON"),
     ('{"tokens": ' + "9" * 5000 + ', "requests": 2}', "number"),
@@ -131,6 +140,8 @@ def test_a_bad_line_is_named(line: str, word: str, tmp_path: Path) -> None:
         ("9" * 5000 + ",2,,,", "tokens"),
         ('"4,2,,,', "CSV"),
         ("4,5,,,", "requests"),
+        ("2147483648,2,,,", "tokens"),
+        ("4,2,,9007199254740993,", "count"),
     ],
 )
 def test_a_bad_row_is_named(line: str, word: str, tmp_path: Path) -> None:
@@ -158,8 +169,10 @@ def test_damaged_gzip_is_named(tmp_path: Path) -> None:
     for damaged in (whole[:-9], whole[:20], b"no gzip", whole[:30] + b"\0" * 40 + whole[70:]):
         file = tmp_path / "t.jsonl.gz"
         file.write_bytes(damaged)
-        with pytest.raises(TraceError):
+        with pytest.raises(TraceError) as caught:
             read_trace(file)
+        after = caught.value.problem.startswith("after this line: ")
+        assert after == bool(caught.value.line)
 
 
 def test_a_file_of_one_endless_line_is_not_read_into_memory(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def _nodes(report: Provenance, uses: AbstractSet[Use]) -> Table:
         if uses and not any(each.use in uses for each in node.addresses):
             continue
         number = str(node.number) if node.inside is None else f"{node.inside} > {node.number}"
-        table.add_row(number, node.kind, Text(short_name(node.name)), _addresses(node))
+        table.add_row(number, Text(node.kind), Text(short_name(node.name)), _addresses(node))
     return table
 
 

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+from graphshare.arguments import shown
 from graphshare.capture.reading import Certainty
 from graphshare.plan_file import write_whole
 from graphshare.provenance.places import Place, Places, Use
+from graphshare.provenance.saved import parsed, read
 
 __all__ = ["Address", "NodeReport", "Provenance"]
 
@@ -172,19 +173,16 @@ class Provenance:
             ValueError: It is something else.
         """
         try:
-            content = json.loads(text)
-            found = content.pop("format")
-            if found != _FORMAT:
-                raise ValueError(f"format {found!r}")
-            content["nodes"] = tuple(map(_node, content["nodes"]))
-            content["places"] = tuple(map(_place, content["places"]))
-            content["notes"] = tuple(content["notes"])
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            content = parsed(text)
+            found = content.pop("format", None)
+            if type(found) is not int or found != _FORMAT:
+                raise ValueError(f"format: expected {_FORMAT}, got {shown(found)}")
+            return read(cls, content)
+        except ValueError as error:
             raise ValueError(
                 f"provenance: expected a report of format {_FORMAT}, got something else ({error}). "
                 "Save one with Provenance.save."
-            ) from error
+            ) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, which ``graphshare inspect`` shows; as a whole or not at all.
@@ -207,22 +205,3 @@ class Provenance:
 
 def _within(address: Address, place: Place) -> bool:
     return place.holds(address.address)
-
-
-def _place(content: dict[str, Any]) -> Place:
-    fields = dict(content)
-    use = Use(fields.pop("use"))
-    steps = tuple((size, stride) for size, stride in fields.pop("steps", ()))
-    return Place(use=use, also=tuple(fields.pop("also")), steps=steps, **fields)
-
-
-def _address(content: dict[str, Any]) -> Address:
-    fields = dict(content)
-    use, certainty = Use(fields.pop("use")), Certainty(fields.pop("certainty"))
-    return Address(use=use, certainty=certainty, also=tuple(fields.pop("also")), **fields)
-
-
-def _node(content: dict[str, Any]) -> NodeReport:
-    fields = dict(content)
-    addresses = tuple(map(_address, fields.pop("addresses")))
-    return NodeReport(addresses=addresses, opaque=tuple(fields.pop("opaque")), **fields)

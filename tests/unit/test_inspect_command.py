@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import html.parser
+import io
+import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("rich")
 
 from graphshare.cli import main
 from graphshare.commands.inspect_drawing import COLOURS, MEANINGS, dot, short_name
 from graphshare.commands.inspect_page import page
-from graphshare.provenance import Address, Certainty, NodeReport, Provenance, Use
+from graphshare.commands.inspect_table import show
+from graphshare.provenance import Address, Certainty, NodeReport, Place, Provenance, Use
 
 HOSTILE = '<b>"&\\'
 
@@ -69,13 +76,67 @@ def test_check_fails_on_what_dangles(use, code, tmp_path, capsys):
 
 
 def test_what_is_no_report_is_refused(tmp_path, capsys):
-    for text in ("", "{}", "[]", '{"format": 99}', "3"):
+    texts = ("", "{}", "[]", '{"format": 99}', '{"format": true}', "3", "[" * 100_000)
+    for text in texts:
         (tmp_path / "r.json").write_text(text)
         assert main(["inspect", str(tmp_path / "r.json")]) == 2
     assert main(["inspect", str(tmp_path / "none.json")]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert len(said.err.splitlines()) == 6
+    assert len(said.err.splitlines()) == len(texts) + 1
+
+
+def _places(value, before=()):
+    """Every place in a JSON value."""
+    yield before
+    if isinstance(value, (dict, list)):
+        for at, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(inner, (*before, at))
+
+
+REPORT = json.loads(
+    dataclasses.replace(
+        report_of(*Use, opaque=("its body",)),
+        places=(Place(Use.STATE, "leaf", 64, 32, "pool", ("also",), ((4, 8),), 4),),
+    ).to_json()
+)
+
+
+@given(
+    st.sampled_from([place for place in _places(REPORT) if place]),
+    st.sampled_from([None, True, -1, 1.5, 1 << 70, "", "[/red]", "state", [], {}, [1], {"a": 1}]),
+)
+def test_a_report_that_is_changed_anywhere_is_shown_or_refused(place, value):
+    """In a line that names the place, and not by whatever the drawing makes of it."""
+    changed = copy.deepcopy(REPORT)
+    inner = changed
+    for at in place[:-1]:
+        inner = inner[at]
+    inner[place[-1]] = value
+    report, said = None, ""
+    try:
+        report = Provenance.from_json(json.dumps(changed))
+    except ValueError as error:
+        said = str(error)
+    if report is None:
+        assert "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in place)[1:] in said
+        return
+    page(report)
+    dot(report)
+    with contextlib.redirect_stdout(io.StringIO()):
+        show(report, frozenset())
+
+
+@pytest.mark.parametrize("name", [name for name in REPORT if name != "format"])
+def test_what_a_report_lacks_is_named(name):
+    lacking = {key: value for key, value in REPORT.items() if key != name}
+    if name in ("places", "notes", "facts"):  # which may be left out
+        assert Provenance.from_json(json.dumps(lacking)).pool == "pool"
+    else:
+        with pytest.raises(ValueError, match=rf"{name}: missing"):
+            Provenance.from_json(json.dumps(lacking))
+    with pytest.raises(ValueError, match="no such field: more"):
+        Provenance.from_json(json.dumps({**REPORT, "more": 1}))
 
 
 def test_a_page_that_cannot_be_written_is_refused(saved, tmp_path, capsys):

@@ -13,10 +13,10 @@ outside of their times.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ __all__ = ["BLOCK", "WHOLE", "Block", "Turn", "in_turns"]
 
 WHOLE = "step of the engine"
 BLOCK = 4
+_FEWEST = 8
+_LONGEST = 200  # runs of requests
 
 Parts = dict[str, float]
 """Seconds by label."""
@@ -85,7 +87,7 @@ def in_turns(
         variants: Their names.
         concurrency: Requests at a time.
         turns: How many are wanted.
-        seconds: After which no further run of requests begins.
+        seconds: After which a few turns are enough.
         parts: Where somebody notes what the step at hand spends on what; emptied before each.
         new: Tokens of each request.
         seed: Of the order of variants and of the prompts.
@@ -95,17 +97,21 @@ def in_turns(
     deadline = time.perf_counter() + seconds
     spent: Parts = {} if parts is None else parts
     found: list[Turn] = []
-    number = 0
     try:
-        while len(found) < turns and (not number or time.perf_counter() < deadline):
-            prompts = _engine.prompts(concurrency, seed=seed + number, longest=128)
-            with _kinds(runner.cudagraph_manager) as kind:
-                steps = _one_run(llm, switch, variants, rng, prompts, new, spent, kind)
-            found += [turn for turn in steps if _comparable(turn, variants, concurrency)]
-            number += 1
+        with _kinds(runner.cudagraph_manager) as kind:
+            for number in range(_LONGEST):
+                prompts = _engine.prompts(concurrency, seed=seed + number, longest=128)
+                run = _one_run(llm, switch, variants, rng, prompts, new, spent, kind)
+                with contextlib.closing(run):
+                    for turn in run:
+                        if _comparable(turn, variants, concurrency):
+                            found.append(turn)
+                        late = time.perf_counter() > deadline
+                        if len(found) >= (min(turns, _FEWEST) if late else turns):
+                            return found
     finally:
         switch.to("on")
-    return found[:turns]
+    raise RuntimeError(f"{len(found)} turns in {_LONGEST} runs of requests")
 
 
 def _comparable(turn: Turn, variants: Sequence[str], concurrency: int) -> bool:
@@ -116,7 +122,7 @@ def _comparable(turn: Turn, variants: Sequence[str], concurrency: int) -> bool:
     return kind is not None and kind[0].cg_mode.name == "FULL" and kind[1] == concurrency
 
 
-@contextmanager
+@contextlib.contextmanager
 def _kinds(manager: Any) -> Iterator[list[Any]]:
     """Keep in a list of one what the target's last dispatch was asked for, and answered."""
     kind: list[Any] = [None]
@@ -143,31 +149,32 @@ def _one_run(
     new: int,
     spent: Parts,
     kind: list[Any],
-) -> list[Turn]:
-    found: list[Turn] = []
+) -> Generator[Turn, None, None]:
+    """Yield the turns of one run of requests; what is left of it then is ended."""
     engine = llm.llm_engine
     begun = _engine.begin(llm, prompts, new)
     running = True
-    while running:
-        turn: Turn = {}
-        for variant in rng.sample(variants, len(variants)):
-            steps = _Steps()
-            switch.to(variant)
-            for _ in range(BLOCK):
-                spent.clear()
-                kind[0] = None
-                start = time.perf_counter()
-                outputs = engine.step()
-                took = time.perf_counter() - start
-                steps.kinds.append(kind[0])
-                steps.parts.append({**spent, WHOLE: took})
-                # With the first that is done there are fewer than was asked for.
-                running = running and not any(output.finished for output in outputs)
-            turn[variant] = steps.block()
-            if not running:
-                break
-        found.append(turn)
-    engine.abort_request(begun)
-    while engine.has_unfinished_requests():
-        engine.step()
-    return found
+    try:
+        while running:
+            turn: Turn = {}
+            for variant in rng.sample(variants, len(variants)):
+                steps = _Steps()
+                switch.to(variant)
+                for _ in range(BLOCK):
+                    spent.clear()
+                    kind[0] = None
+                    start = time.perf_counter()
+                    outputs = engine.step()
+                    took = time.perf_counter() - start
+                    steps.kinds.append(kind[0])
+                    steps.parts.append({**spent, WHOLE: took})
+                    # With the first that is done there are fewer than was asked for.
+                    running = running and not any(output.finished for output in outputs)
+                turn[variant] = steps.block()
+                if not running:
+                    break
+            yield turn
+    finally:
+        engine.abort_request(begun)
+        while engine.has_unfinished_requests():
+            engine.step()

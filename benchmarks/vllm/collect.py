@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "results": {
             "figures": [figure.facts() for figure in _figures(scenarios)],
             "tokens": _tokens(scenarios),
+            "short_prompts_among_decodes": dict(_short_prompts(scenarios)),
             "what_the_draft_captured_on": dict(_captured_on(scenarios)),
             "builds_while_serving": dict(_of(scenarios, "builds")),
             "planted_faults": dict(_of(scenarios, "faults")),
@@ -143,6 +144,28 @@ def _short(tokens: Found) -> Found:
         }
         for concurrency, each in tokens.items()
     }
+
+
+def _short_prompts(scenarios: Mapping[str, Found]) -> Iterator[tuple[str, Any]]:
+    found = {path: each["short_prompts"] for path, each in scenarios.items() if _ran(each)}
+    alone = {_label(scenarios[p]): each for p, each in found.items() if not scenarios[p]["switch"]}
+    for path, each in found.items():
+        scenario = scenarios[path]
+        other = alone.get(_label(scenario))
+        same = [each[what] == other[what] for what in ("tokens", "drafts_digest")] if other else []
+        yield (
+            f"{_label(scenario)}, {_switch(scenario)}",
+            {
+                "commit": scenario["machine"]["commit"],
+                "target_and_draft_ran": each["target_and_draft_ran"],
+                "steered": each["steered"],
+                **({"tokens_and_drafts_equal": all(same)} if scenario["switch"] and other else {}),
+            },
+        )
+
+
+def _ran(scenario: Found) -> bool:
+    return "steered" in scenario.get("short_prompts", {})
 
 
 def _captured_on(scenarios: Mapping[str, Found]) -> Iterator[tuple[str, Any]]:

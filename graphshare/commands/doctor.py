@@ -7,8 +7,6 @@ that one which fails, or ends the process, is a line of the report.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.metadata
 import json
 import platform
 import re
@@ -22,6 +20,7 @@ from typing import Any, NoReturn
 
 from graphshare import __version__
 from graphshare.commands.finding import Finding
+from graphshare.commands.installed import version_of
 from graphshare.commands.text import table
 from graphshare.commands.vllm_plug_in import look_at_plug_in
 
@@ -152,7 +151,7 @@ def _look_at_python() -> Finding:
 def _look_at(library: Library) -> Finding:
     needed = library.extra is None
     install = "graphshare" if needed else f"graphshare[{library.extra}]"
-    version = _version(library.distribution)
+    version, unreadable = version_of(*library.distribution)
     facts: Mapping[str, Any] = {}
     problem = ""
     if library.module is not None:
@@ -160,7 +159,9 @@ def _look_at(library: Library) -> Finding:
     if version is None:
         # Not installed by pip, but it may lie on the path: a checkout, a build of one's own.
         version = facts.get("version")
-    if version is None and (not problem or facts.get("absent")):
+    # What is imported is there, whatever its metadata and its version say.
+    absent = not unreadable if library.module is None else bool(facts.get("absent"))
+    if version is None and absent:
         return Finding(
             library.name,
             None,
@@ -169,13 +170,17 @@ def _look_at(library: Library) -> Finding:
             f"for {library.use}",
             f'pip install "{install}"',
         )
+    if unreadable and library.module is None:
+        problem = unreadable
+    elif problem:
+        problem = f"import fails: {problem}"
     if problem:
         return Finding(
             library.name,
             version,
             "broken",
             needed,
-            f"import fails: {problem}",
+            problem,
             f"install {library.name} again, in a build for this Python"
             + ("" if library.name == "torch" else " and this torch"),
         )
@@ -188,7 +193,8 @@ def _look_at(library: Library) -> Finding:
             f"older than {library.least}",
             f'pip install -U "{install}"',
         )
-    return Finding(library.name, version or "there", "ok", needed, f"for {library.use}")
+    detail = f"for {library.use}" + (f"; {unreadable}" if unreadable else "")
+    return Finding(library.name, version or "there", "ok", needed, detail)
 
 
 def _look_at_devices(facts: Mapping[str, Any]) -> list[Finding]:
@@ -229,6 +235,7 @@ def _driver() -> str | None:
             [program, "--query-gpu=driver_version", "--format=csv,noheader"],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_SECONDS,
             check=True,
         )
@@ -236,13 +243,6 @@ def _driver() -> str | None:
         return None
     lines = done.stdout.split()
     return lines[0] if lines else None
-
-
-def _version(distributions: tuple[str, ...]) -> str | None:
-    for distribution in distributions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(distribution)
-    return None
 
 
 def _older(version: str, least: str) -> bool:

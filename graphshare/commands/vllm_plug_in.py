@@ -6,20 +6,32 @@ import importlib.metadata
 import os
 
 from graphshare.commands.finding import Finding
+from graphshare.commands.installed import UNREADABLE, version_of
 
 __all__ = ["look_at_plug_in"]
 
 
 def look_at_plug_in() -> list[Finding]:
     """Whether the vLLM that is installed will find graphshare, and whether it is one of those."""
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+    version, _ = version_of("vllm")
+    if version is None:
         return []
     # Not earlier: the rest of the report does without the adapters.
     from graphshare.adapters.vllm.versions import SUPPORTED
 
-    entries = importlib.metadata.entry_points(group="vllm.general_plugins")
+    try:
+        entries = importlib.metadata.entry_points(group="vllm.general_plugins")
+    except UNREADABLE as error:
+        return [
+            Finding(
+                "vLLM plug-in",
+                None,
+                "broken",
+                False,
+                f"entry points cannot be read, nor by vLLM ({type(error).__name__}: {error})",
+                "install the package with the damaged entry_points.txt again",
+            )
+        ]
     chosen = os.environ.get("VLLM_PLUGINS")
     status, remedy = "ok", ""
     detail = "asleep unless GRAPHSHARE_VLLM is set"

@@ -98,6 +98,53 @@ def test_a_library_without_metadata_is_found_by_its_own_version(tmp_path: Path) 
     assert (found["status"], found["found"]) == ("ok", "0.6.1")
 
 
+DAMAGED = {
+    "no METADATA": None,
+    "no version": b"Metadata-Version: 2.1\nName: x\n",
+    "not UTF-8": b"\xff\xfe\x00Name: x\nVersion: \xff\n",
+}
+
+
+def _damage(folder: Path, name: str, metadata: bytes | None) -> None:
+    info = folder / f"{name}-99.dist-info"
+    info.mkdir(parents=True)
+    if metadata is not None:
+        (info / "METADATA").write_bytes(metadata)
+
+
+@pytest.mark.parametrize("metadata", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_metadata_are_no_reason_to_end(metadata: bytes | None, tmp_path: Path) -> None:
+    """An installation was interrupted. What can be imported can be used all the same."""
+    for name in ("typing_extensions", "flashinfer_python", "vllm", "rich"):
+        _damage(tmp_path, name, metadata)
+    _package(tmp_path, "flashinfer", "")
+    code, output = _examine(tmp_path)
+    assert code == 0
+    found = _named(output)
+    assert [found[name]["status"] for name in ("typing-extensions", "flashinfer")] == ["ok"] * 2
+    assert found["vLLM"]["status"] == "broken"
+    assert "metadata" in found["vLLM"]["detail"]
+
+
+def test_a_library_that_says_no_version_is_there(tmp_path: Path) -> None:
+    _package(tmp_path, "flashinfer", "")
+    _, output = _examine(tmp_path)
+    found = _named(output)["flashinfer"]
+    assert (found["status"], found["found"]) == ("ok", "there")
+
+
+def test_a_driver_that_answers_nonsense_is_no_reason_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '\\377\\376 x\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    code, output = _examine()
+    assert code == 0
+    assert _named(output)["driver"]["found"]
+
+
 def test_a_module_of_the_current_folder_is_not_taken_for_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +281,14 @@ def test_whether_vllm_finds_the_plug_in(
     assert (finding.status, finding.needed) == (status, False)
     assert words in finding.detail
     assert bool(finding.remedy) == (status == "missing")
+
+
+def test_damaged_entry_points_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _distribution(tmp_path, "vllm", "0.26.0", "graphshare = x:y")
+    (tmp_path / "vllm-0.26.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[x")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (finding,) = look_at_plug_in()
+    assert (finding.status, finding.needed, bool(finding.remedy)) == ("broken", False, True)
 
 
 def test_without_vllm_there_is_no_line_for_the_plug_in() -> None:

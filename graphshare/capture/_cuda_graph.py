@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from graphshare.capture._cuda_concern import Concerns
 from graphshare.capture._cuda_known import KnownMemory
 from graphshare.capture._cuda_memory import CudaMemory, spans_of
-from graphshare.capture._cuda_nodes import GraphIndex, NodeIndex
+from graphshare.capture._cuda_nodes import GraphIndex, Site
 from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._failure import graph_memory_moves
 from graphshare.capture._graph_driver import DriverError, GraphDriver, graph_driver
@@ -82,7 +81,7 @@ class GraphNodes:
         """Return the nodes and the addresses in them."""
         with torch.cuda.device(self._device):
             memory = self._memory()
-            nodes = tuple(_seen(self._index, node, memory) for node in self._index.nodes)
+            nodes = tuple(_seen(self._index, memory))
         has_maps = self._index.has_maps
         unknown = self._maps.exist and self._maps.word is None
         notes = (self._maps.note,) if has_maps or unknown else ()
@@ -132,24 +131,33 @@ class GraphNodes:
             raise graph_memory_moves()
 
 
-def _seen(index: GraphIndex, node: NodeIndex, memory: CudaMemory) -> GraphNode:
-    find, kernel = memory.find, node.rows is not None
-    words: list[Word] = []
-    for value, parameter, offset, in_map in index.sites(node):
-        if find(value) is None:
-            continue
-        place = parameter, offset
-        if kernel:
-            certainty = Certainty.TENSOR_MAP if in_map else Certainty.INFERRED
-            words.append(Word(value, _where(parameter, offset), certainty, 0, place))
-        else:
-            words.append(Word(value, "dst" if offset else "src", Certainty.READ, 0, place))
-    return GraphNode(node.number, node.kind, node.name, tuple(words), node.opaque, node.inside)
+def _seen(index: GraphIndex, memory: CudaMemory) -> Iterator[GraphNode]:
+    # Many nodes have the same address at the same place, and share a word for it.
+    in_kernels: dict[Site, Word | None] = {}
+    in_others: dict[Site, Word | None] = {}
+    for node in index.nodes:
+        kernel = node.rows is not None
+        made = in_kernels if kernel else in_others
+        words: list[Word] = []
+        for site in index.sites(node):
+            try:
+                word = made[site]
+            except KeyError:
+                word = made[site] = _word(site, memory, kernel=kernel)
+            if word is not None:
+                words.append(word)
+        yield GraphNode(node.number, node.kind, node.name, tuple(words), node.opaque, node.inside)
 
 
-@functools.lru_cache(maxsize=4096)
-def _where(parameter: int, offset: int) -> str:
-    return f"parameter {parameter}" + (f" + {offset}" if offset else "")
+def _word(site: Site, memory: CudaMemory, *, kernel: bool) -> Word | None:
+    value, parameter, offset, in_map = site
+    if memory.find(value) is None:
+        return None
+    place = parameter, offset
+    if not kernel:
+        return Word(value, "dst" if offset else "src", Certainty.READ, 0, place)
+    where = f"parameter {parameter}" + (f" + {offset}" if offset else "")
+    return Word(value, where, Certainty.TENSOR_MAP if in_map else Certainty.INFERRED, 0, place)
 
 
 class ForeignGraph:

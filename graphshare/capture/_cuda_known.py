@@ -10,10 +10,13 @@ import torch
 from graphshare.capture._cuda_memory import Span
 from graphshare.capture._cuda_params import FunctionLayout
 from graphshare.capture._cuda_slots import Addresses
+from graphshare.capture._cuda_words import Shape, Structure
 from graphshare.capture._graph_driver import GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
 __all__ = ["KnownMemory", "Pairs"]
+
+_KEPT = 8  # structures, some words of host memory for each word of a graph
 
 
 class Pairs:
@@ -66,6 +69,7 @@ class KnownMemory:
         self._layouts: dict[int, FunctionLayout] = {}
         self._asked: dict[int, bool] = {}
         self._addresses: dict[tuple[int, ...], Addresses] = {}
+        self._structures: dict[Shape, Structure] = {}
 
     def pool(self, pool_id: Any) -> Pairs:
         """Return what belonged to a memory pool of PyTorch's; the same object each time."""
@@ -82,6 +86,15 @@ class KnownMemory:
         found = self._addresses.get(name)
         if found is None:
             found = self._addresses[name] = Addresses(name)
+        return found
+
+    def structure(self, shape: Shape) -> Structure:
+        """Return where the words of a graph's kernels lie; the same object for graphs alike."""
+        found = self._structures.get(shape)
+        if found is None:
+            if len(self._structures) >= _KEPT:
+                self._structures.clear()
+            found = self._structures[shape] = Structure(shape)
         return found
 
     def layout(self, driver: GraphDriver, params: Any, maps: TensorMaps) -> FunctionLayout:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from graphshare.capture._cuda_known import KnownMemory, Pairs
-from graphshare.capture._cuda_params import FunctionLayout, Rows
+from graphshare.capture._cuda_params import FunctionLayout
 from graphshare.capture._cuda_slots import Addresses
+from graphshare.capture._cuda_words import Rows
 from graphshare.capture._graph_driver import DriverError, GraphDriver
 from graphshare.capture._tensor_maps import TensorMaps
 
@@ -31,6 +32,9 @@ _WITHOUT_ADDRESSES = frozenset(
     {"empty", "event wait", "event record", "semaphore signal", "semaphore wait"}
 )
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
+
+_ByFunction = dict[tuple[int, bool], Rows]
+"""By the driver's number for the function, and whether its parameters are in one buffer."""
 
 
 class Moving(NamedTuple):
@@ -146,21 +150,23 @@ class GraphIndex:
         self.nodes: list[NodeIndex] = []
         self.allocations: list[tuple[int, int]] = []
         self.driver, self._maps, self._known = driver, maps, known
-        by_layout: dict[tuple[FunctionLayout, bool], Rows] = {}
+        by_function: _ByFunction = {}
         # Of the nodes that are no kernels, two for each: addresses, whoever has the memory.
         self._operands: list[int] = []
         self._owners: list[int] = []
-        self._read(graph, None, by_layout)
-        self._rows = [each for each in by_layout.values() if each.numbers]
-        self._base = self._copy()  # of the operands
+        self._read(graph, None, by_function)
+        rows = [each for each in by_function.values() if each.numbers]
+        self._structure = known.structure(
+            tuple((each.layout, each.in_one, len(each.numbers)) for each in rows)
+        )
+        self._numbers = [number for each in rows for number in each.numbers]  # row by row
+        self._copy(rows)
         self._places: list[int] = []
         self._in_maps: frozenset[int] = frozenset()
-        self.moving, self.addresses = self._find(fixed)
+        self.moving, self.addresses = self._find(rows, fixed)
         self.sealed = [node for node in self.nodes if node.sealed]
 
-    def _read(
-        self, graph: Any, inside: int | None, rows: dict[tuple[FunctionLayout, bool], Rows]
-    ) -> None:
+    def _read(self, graph: Any, inside: int | None, rows: _ByFunction) -> None:
         driver, nodes, known, maps = self.driver, self.nodes, self._known, self._maps
         for handle in driver.nodes(graph):
             kind = driver.kind(handle)
@@ -168,11 +174,11 @@ class GraphIndex:
             nodes.append(node)
             if kind == "kernel":
                 params = driver.kernel(handle)
+                which = driver.function(params), bool(params.extra)
+                mine = rows.get(which)
                 try:
-                    layout = known.layout(driver, params, maps)
-                    which = layout, bool(params.extra)
-                    mine = rows.get(which)
                     if mine is None:
+                        layout = known.layout(driver, params, maps)
                         mine = rows[which] = Rows(layout, in_one=which[1])
                     node.row = mine.add(node.number, params)
                     node.rows = mine
@@ -181,7 +187,7 @@ class GraphIndex:
             else:
                 self._read_other(node, rows)
 
-    def _read_other(self, node: NodeIndex, rows: dict[tuple[FunctionLayout, bool], Rows]) -> None:
+    def _read_other(self, node: NodeIndex, rows: _ByFunction) -> None:
         driver, handle, kind = self.driver, node.handle, node.kind
         if kind == "memcpy":
             node.params = driver.memcpy(handle)
@@ -211,95 +217,73 @@ class GraphIndex:
     def _add(self, node: NodeIndex, one: int, other: int) -> None:
         node.first, node.words = len(self._operands), 2
         self._operands += one, other
-        self._owners += node.number, node.number
+        self._owners.append(node.number)
 
-    def _copy(self) -> int:
-        """Copy all words into memory of our own; return the first that is no kernel's."""
-        size = sum(each.nbytes for each in self._rows)
-        self._buffer = bytearray(size) + struct.pack(f"{len(self._operands)}Q", *self._operands)
+    def _copy(self, rows: list[Rows]) -> None:
+        """Copy all words into memory of our own: the kernels', and then the others'."""
+        operands = struct.pack(f"{len(self._operands)}Q", *self._operands)
+        self._buffer = bytearray(8 * self._structure.words) + operands
         self.words = memoryview(self._buffer).cast("Q")
         self.word_tensor = _tensor_on(self._buffer)
-        if self._buffer:
-            address = self.word_tensor.data_ptr()
-            base = 0
-            for each in self._rows:
-                each.copy_to(address + 8 * base, base)
-                base += each.nbytes // 8
-        return size // 8
+        self._structure.copy(rows, self.word_tensor.data_ptr())
 
-    def _find(self, fixed: Pairs) -> tuple[Moving, Addresses]:
+    def _find(self, rows: list[Rows], fixed: Pairs) -> tuple[Moving, Addresses]:
         """Find the words that may be addresses, and the slots of those that may move."""
-        given = self.word_tensor[self._base :]
-        operands = ((given >= _LEAST) & (given < _MOST)).nonzero().flatten()
-        found = [self._find_in(rows) for rows in self._rows if rows.nbytes]
-        places = torch.cat([*(places for places, _ in found), self._base + operands])
-        owners = torch.tensor(self._owners, dtype=torch.int64, device="cpu")
-        numbers = torch.cat([*(numbers for _, numbers in found), owners[operands]])
-        values = self.word_tensor[places]
+        structure, words = self._structure, self.word_tensor
+        kernels = words[: structure.words]
+        may_be = (words >= _LEAST) & (words < _MOST)
+        may_be[: structure.words] &= structure.aligned
+        # Where a graph allocates memory, numbers are addresses that are none in others.
+        usual = None if self.allocations else structure.usual
+        if usual is not None:
+            may_be[: structure.words] &= kernels != usual
+        places = may_be.nonzero().flatten()
+        values = words[places]
         are = self._known.are_memory(self.driver, values, self.allocations)
-        are[len(are) - len(operands) :] = True
-        places, numbers, values = places[are], numbers[are], values[are]
+        are |= places >= structure.words  # an address, whoever has the memory
+        places, values = places[are], values[are]
         self._places = places.tolist()
-        if not self.allocations:  # else one graph's numbers may be another's addresses
-            for rows in self._rows:
-                self._learn(rows)
-        self._find_maps()
+        if usual is None and not self.allocations:
+            self._learn(rows)
+        self._find_maps(kernels)
         moving = ~fixed.hold(values)
         by_slot, slots = values[moving].unique(return_inverse=True)  # in ascending order
-        return (
-            Moving(places[moving], slots, numbers[moving]),
-            self._known.addresses(by_slot.tolist()),
-        )
+        places = places[moving]
+        moved = Moving(places, slots, self._nodes_at(places))
+        return moved, self._known.addresses(by_slot.tolist())
 
-    def _find_in(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places of what looks like an address in some rows, and the nodes of each."""
-        layout = rows.layout
-        words = self._block(rows)
-        looks = (words >= _LEAST) & (words < _MOST)
-        if layout.usual is not None and not self.allocations:
-            looks &= words != layout.usual
-        if len(layout.aligned) < layout.words:
-            chosen = looks[:, layout.aligned].nonzero()
-            row, word = chosen[:, 0], layout.aligned[chosen[:, 1]]
-        else:
-            row, word = looks.nonzero().unbind(1)
-        numbers = torch.tensor(rows.numbers, dtype=torch.int64, device="cpu")
-        return rows.base + row * layout.words + word, numbers[row]
+    def _nodes_at(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of the nodes that some words are in."""
+        others = self._structure.words + 2 * torch.arange(len(self._owners), device="cpu")
+        begins = torch.cat([self._structure.begins, others])
+        numbers = torch.tensor([*self._numbers, *self._owners], dtype=torch.int64, device="cpu")
+        return numbers[torch.searchsorted(begins, places, right=True) - 1]
 
-    def _block(self, rows: Rows) -> torch.Tensor:
-        """Return the words of some rows, ``[rows, words]``, int64."""
-        end = rows.base + rows.nbytes // 8
-        return self.word_tensor[rows.base : end].view(len(rows.numbers), -1)
-
-    def _learn(self, rows: Rows) -> None:
+    def _learn(self, rows: list[Rows]) -> None:
         """Remember what a node of a function holds that is no address: others hold the same."""
-        layout = rows.layout
-        if layout.usual is not None or not rows.nbytes:
-            return
-        usual = self._block(rows)[0].clone()
-        places, end = self._places, rows.base + layout.words
-        for place in places[bisect_left(places, rows.base) : bisect_left(places, end)]:
-            usual[place - rows.base] = 0
-        layout.usual = usual
+        places = self._places
+        for each in rows:
+            layout, begin = each.layout, each.base
+            if layout.usual is not None:
+                continue
+            end = begin + layout.words
+            usual = self.word_tensor[begin:end].clone()
+            for place in places[bisect_left(places, begin) : bisect_left(places, end)]:
+                usual[place - begin] = 0
+            layout.usual = usual
 
-    def _find_maps(self) -> None:
+    def _find_maps(self, kernels: torch.Tensor) -> None:
         """Find the tensor maps; seal the nodes that have one whose address cannot be told."""
         maps = self._maps
-        addresses: list[int] = []
-        for rows in self._rows:
-            layout = rows.layout
-            if not len(layout.starts):
-                continue
-            row, start = maps.look_like(self._block(rows), layout.starts)
-            if maps.word is None:
-                for number, word in zip(row.tolist(), start.tolist(), strict=True):
-                    node = self.nodes[rows.numbers[number]]
-                    node.seal(f"what may be a tensor map at byte {8 * word}")
-            else:
-                found = rows.base + row * layout.words + start + maps.word
-                values = self.word_tensor[found]
-                addresses += found[(values >= _LEAST) & (values < _MOST)].tolist()
-        self._in_maps = frozenset(addresses)
+        begin = maps.look_like(kernels, self._structure.starts)
+        if maps.word is not None:
+            found = begin + maps.word
+            values = kernels[found]
+            self._in_maps = frozenset(found[(values >= _LEAST) & (values < _MOST)].tolist())
+            return
+        for place, number in zip(begin.tolist(), self._nodes_at(begin).tolist(), strict=True):
+            node = self.nodes[number]
+            node.seal(f"what may be a tensor map at byte {8 * (place - self.range_of(node)[0])}")
 
     @property
     def has_maps(self) -> bool:
@@ -312,7 +296,7 @@ class GraphIndex:
         if rows is not None:
             base = rows.base + node.row * rows.layout.words
             return base, base + rows.layout.words
-        base = self._base + node.first
+        base = self._structure.words + node.first
         return base, base + node.words
 
     def sites(self, node: NodeIndex) -> Iterator[Site]:

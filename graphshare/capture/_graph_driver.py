@@ -131,7 +131,7 @@ class GraphDriver:
     def kind(self, node: _Handle) -> str:
         """Return what kind of node it is, in words."""
         code, kind = self._node_kind(node)
-        if code != self._ok:
+        if code:
             raise DriverError("cuGraphNodeGetType", code.name)
         return self._kinds[kind]
 
@@ -150,7 +150,7 @@ class GraphDriver:
     def kernel(self, node: _Handle) -> Any:
         """Return a kernel node's ``CUDA_KERNEL_NODE_PARAMS``."""
         code, params = self._get_kernel(node)
-        if code != self._ok:
+        if code:
             raise DriverError("cuGraphKernelNodeGetParams", code.name)
         return params
 
@@ -209,7 +209,7 @@ class GraphDriver:
 
     def is_memory(self, address: int) -> bool:
         """Say whether an address lies in memory that the driver knows."""
-        return self._attribute(self._memory_type, address)[0] == self._ok
+        return not self._attribute(self._memory_type, address)[0]
 
     def allocated(self, address: int) -> tuple[str, int, int] | None:
         """Say what an address lies in: ``"device"`` or ``"host"``, its start and its size.

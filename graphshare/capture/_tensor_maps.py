@@ -72,35 +72,34 @@ class TensorMaps:
         """Whether a tensor map may start at an offset in a kernel's parameters."""
         return offset % 16 == 0 if self.bank is None else (self.bank + offset) % 64 == 0
 
-    def look_like(
-        self, rows: torch.Tensor, starts: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def look_like(self, words: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Find where eight of some words may be a tensor map.
 
         Args:
-            rows: ``[n, words]``, int64, on the host.
-            starts: ``[m]``, int64: where one may begin in each row, eight words before its end.
+            words: ``[n]``, int64, on the host.
+            starts: ``[m]``, int64: where one may begin, eight words before the end at most.
 
         Returns:
-            The rows and the words in them where one may begin, both ``[found]``.
+            Those of them where one may begin.
         """
-        places = [*self.always, _FORMAT]
-        # Most are ruled out by the first word that is zero in no map.
-        row, found = (rows[:, starts + places[0]] != 0).nonzero().unbind(1)
-        word = starts[found]
-        if not self.exist:
-            return row[:0], word[:0]
-        for place in self.always[1:]:
-            fits = rows[row, word + place] != 0
-            row, word = row[fits], word[fits]
-        if self.word is not None:  # a stride: only a map of one dimension has none
-            fits = rows[row, word + _FORMAT] >> 32 != 0
-            row, word = row[fits], word[fits]
-        for place, unused in enumerate(self.unused):
+        if not self.exist or not len(starts):
+            return starts[:0]
+        # The word that tells most goes first: few are left for the others.
+        for place in sorted(range(MAP_WORDS), key=lambda each: each != _FORMAT):
+            found = words[starts + place]
+            fits = None
+            if place in self.always:
+                fits = found != 0
             if place != self.word:
-                fits = rows[row, word + place] & _signed(unused) == 0
-                row, word = row[fits], word[fits]
-        return row, word
+                if place < len(self.unused) and self.unused[place]:
+                    free = found & _signed(self.unused[place]) == 0
+                    fits = free if fits is None else fits & free
+                if place == _FORMAT and self.word is not None:
+                    strides = found >> 32 != 0  # only a map of one dimension has none
+                    fits = strides if fits is None else fits & strides
+            if fits is not None:
+                starts = starts[fits]
+        return starts
 
     @property
     def note(self) -> str:

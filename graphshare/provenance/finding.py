@@ -28,6 +28,8 @@ _USES = {
     Holder.NONE: Use.DANGLING,
 }
 
+_UNKNOWN: Any = object()
+
 
 def readable_graph(entry: Entry[Any], refuse: Refusals, doing: str) -> InspectableGraph:
     """Return the graph of a key, which can be read.
@@ -117,35 +119,40 @@ def report_of(
     device: torch.device,
 ) -> Provenance:
     """Say of each address of a graph what it is."""
-    # Of each address once: most are in many nodes.
+    # Most addresses are in many nodes, and nodes may share a word.
     named: dict[int, _Named | None] = {}
+    known: dict[int, Address | None] = {}  # by the identity of the word, which the reading holds
 
-    def address_of(word: Word) -> Iterator[Address]:
+    def address_of(word: Word) -> Address | None:
         address = word.address
         if address not in named:
             named[address] = _named(address, places, reading)
         what = named[address]
-        if what is not None:
-            use, name, offset, pool, also = what
-            yield Address(address, word.where, use, name, offset, pool, word.certainty, also)
+        if what is None:
+            return None
+        use, name, offset, pool, also = what
+        return Address(address, word.where, use, name, offset, pool, word.certainty, also)
 
-    nodes = tuple(
-        NodeReport(
-            node.number,
-            node.kind,
-            node.name,
-            tuple(each for word in node.words for each in address_of(word)),
-            node.opaque,
-            node.inside,
+    nodes: list[NodeReport] = []
+    for node in reading.nodes:
+        addresses: list[Address] = []
+        for word in node.words:
+            found = known.get(id(word), _UNKNOWN)
+            if found is _UNKNOWN:
+                found = known[id(word)] = address_of(word)
+            if found is not None:
+                addresses.append(found)
+        nodes.append(
+            NodeReport(
+                node.number, node.kind, node.name, tuple(addresses), node.opaque, node.inside
+            )
         )
-        for node in reading.nodes
-    )
     return Provenance(
         pool=pool,
         key=str(entry.key),
         backend=backend,
         device=str(device),
-        nodes=nodes,
+        nodes=tuple(nodes),
         places=tuple(places.all),
         notes=reading.notes,
         facts={"torch": str(torch.__version__), **reading.facts},

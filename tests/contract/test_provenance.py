@@ -42,6 +42,11 @@ def test_every_tensor_of_the_forward_is_found_and_named(kind, dev):
             "out",
             "hidden",
         } <= report.names
+        held = {each.name for node in report.nodes for each in node.addresses}
+        assert {"slot_mappings", "x", "weight", "cache", "out", "hidden"} <= held
+        places = {each.name: each for each in report.places}
+        for each in (each for node in report.nodes for each in node.addresses if each.name):
+            assert each.address == places[each.name].address + each.offset
         assert not report.dangling
         assert not report.unnamed
         assert not report.opaque

@@ -6,16 +6,19 @@ import contextlib
 import ctypes
 from random import Random
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 
 from graphshare.capture._cuda_concern import Concerns
+from graphshare.capture._cuda_graph import _seen
 from graphshare.capture._cuda_known import KnownMemory, Pairs
 from graphshare.capture._cuda_nodes import GraphIndex
 from graphshare.capture._cuda_patch import GraphPatch
 from graphshare.capture._graph_driver import Setters
 from graphshare.capture._tensor_maps import TensorMaps
+from graphshare.capture.reading import Allocation, Certainty, Holder
 from graphshare.errors import RebindError
 from tests.made_up_driver import (
     BASE,
@@ -251,8 +254,8 @@ class Mixed(Driver):
 
     kinds = ("memcpy", "kernel", "memset", "free", "memcpy", "kernel")
 
-    def __init__(self, kernels, addresses):
-        super().__init__(kernels)
+    def __init__(self, kernels, addresses, **options):
+        super().__init__(kernels, **options)
         self.given = {
             0: SimpleNamespace(srcMemoryType=2, srcDevice=addresses[0], dstMemoryType=4,
                                dstDevice=addresses[1], srcHost=0, dstHost=0),
@@ -322,6 +325,34 @@ def test_copies_and_fills_are_read_and_changed_between_kernels():
     with pytest.raises(RebindError) as caught:
         patch_of(index, {BASE + 48: BASE})
     assert caught.value.node == "3: free"
+
+
+def test_nodes_are_told_with_what_their_words_are():
+    class Memory:
+        asked: ClassVar[list[int]] = []
+
+        def find(self, address):
+            self.asked.append(address)
+            return None if address == BASE + 64 else Allocation(Holder.TORCH, address, 8)
+
+    addresses = [BASE, BASE + 16, BASE, BASE + 32, BASE + 48]
+    layouts = [[(0, 8)], [(0, 8), (8, 16)]]
+    driver = Mixed([[BASE], [7, BASE + 64, BASE]], addresses, layouts=layouts)
+    nodes = list(_seen(read(driver), Memory()))
+    assert [[(word.address, word.where) for word in node.words] for node in nodes] == [
+        [(BASE, "src"), (BASE + 16, "dst")],
+        [(BASE, "parameter 0")],
+        [(BASE, "dst")],
+        [(BASE + 48, "dst")],
+        [(BASE + 32, "src")],
+        [(BASE, "parameter 1 + 8")],
+    ]
+    assert [{word.certainty for word in node.words} for node in nodes[:2]] == [
+        {Certainty.READ},
+        {Certainty.INFERRED},
+    ]
+    same = list(_seen(read(Driver([[BASE], [BASE]])), Memory()))
+    assert same[0].words == same[1].words
 
 
 def test_graphs_that_have_the_same_addresses_move_as_one_and_others_as_themselves():

@@ -88,3 +88,24 @@ def test_traces_have_bursts_and_gaps():
     assert find(arrival_traces(max_gap=2), lambda trace: trace[-1].step >= 6)
     with pytest.raises(ValueError, match="max_model_len"):
         find(arrival_traces(max_model_len=1), lambda trace: True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "about"),
+    [
+        (lambda: batches(4), "key"),
+        (lambda: batches(BatchDescriptor), "key"),
+        (lambda: batches(BatchDescriptor(4), max_seq_len="9"), "max_seq_len"),
+        (lambda: batches(BatchDescriptor(4), max_seq_len=0), "max_seq_len"),
+        (lambda: shapes((4, 4)), "key"),
+        (lambda: descriptors(BatchDescriptor(4)), "kind"),
+        (lambda: descriptors(int), "kind"),
+        (lambda: descriptors(max_tokens=0), "max_tokens"),
+        (lambda: key_sets(max_size=0), "max_size"),
+        (lambda: key_sets(max_tokens=1.5), "max_tokens"),
+    ],
+    ids=range(10),
+)
+def test_what_nothing_can_be_drawn_from_is_named(strategy, about):
+    with pytest.raises((TypeError, ValueError), match=rf"^{about}: expected"):
+        find(strategy(), lambda drawn: True)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 
+from graphshare.arguments import whole_number, wrong_type
 from graphshare.descriptor import BatchDescriptor, Match
 
 __all__ = ["Requests", "batches", "descriptor_fields", "descriptors", "key_sets", "shapes"]
@@ -32,7 +33,14 @@ def descriptor_fields(
         max_tokens: Most tokens. Small, so that keys often cover shapes, and often do not.
         extra: What the fields of a subclass may hold, by name. A bound that is not named holds
             ``None`` or a few; any other field that is not named keeps its default.
+
+    Raises:
+        TypeError: ``kind`` is no type of descriptors, or a number no integer.
+        ValueError: ``max_tokens`` is below 1.
     """
+    if not (isinstance(kind, type) and issubclass(kind, BatchDescriptor)):
+        raise wrong_type("kind", "BatchDescriptor or a subclass", kind)
+    max_tokens = whole_number("max_tokens", max_tokens, 1)
     num_tokens = draw(st.integers(1, max_tokens))
     drawn: dict[str, Any] = {"num_tokens": num_tokens}
     uniform = draw(st.none() | st.integers(1, 4))
@@ -89,7 +97,12 @@ def key_sets(
         max_size: Most keys; at least one.
         max_tokens: Most tokens of a key.
         extra: As :func:`descriptor_fields`.
+
+    Raises:
+        TypeError: ``max_size`` is no integer.
+        ValueError: ``max_size`` is below 1.
     """
+    max_size = whole_number("max_size", max_size, 1)
     every = descriptors(kind, max_tokens=max_tokens, extra=extra)
     return st.lists(every, min_size=1, max_size=max_size, unique=True)
 
@@ -137,8 +150,11 @@ def batches(draw: st.DrawFn, key: BatchDescriptor, *, max_seq_len: int = 64) -> 
         max_seq_len: Most tokens of a request in the cache.
 
     Raises:
+        TypeError: ``key`` is no descriptor, or ``max_seq_len`` no integer.
         ValueError: The key's only queries are longer than ``max_seq_len``.
     """
+    _check_key(key)
+    max_seq_len = whole_number("max_seq_len", max_seq_len, 1)
     uniform = key.uniform_query_len
     least = uniform or 1
     if least > max_seq_len:
@@ -164,7 +180,11 @@ def shapes(draw: st.DrawFn, key: _D) -> _D:
     Args:
         draw: Hypothesis's.
         key: The key.
+
+    Raises:
+        TypeError: ``key`` is no descriptor.
     """
+    _check_key(key)
     batch = draw(batches(key, max_seq_len=key.num_tokens))
     fields: dict[str, Any] = {"num_tokens": batch.num_tokens}
     # What a key leaves open a shape may say, or may not.
@@ -182,3 +202,8 @@ def shapes(draw: st.DrawFn, key: _D) -> _D:
             value = draw(st.integers(0, value))
         fields[name] = value
     return type(key)(**fields)
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, BatchDescriptor):
+        raise wrong_type("key", "a BatchDescriptor", key)

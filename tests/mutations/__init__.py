@@ -8,6 +8,7 @@ from __future__ import annotations
 from tests.mutations import (
     capture,
     freshness,
+    inputs,
     keys,
     memory,
     misuse,
@@ -27,6 +28,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *capture.MUTATIONS,
     *pools.MUTATIONS,
     *misuse.MUTATIONS,
+    *inputs.MUTATIONS,
     *sharing.MUTATIONS,
     *states.MUTATIONS,
     *refreshes.MUTATIONS,

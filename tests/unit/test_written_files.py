@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,15 +48,33 @@ def test_a_pipe_is_written_into(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_whole(pipe, b"content")
-    reader.join(30)
+    reader.join(5)  # whoever replaces the pipe leaves it waiting
     assert read == [b"content"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_device_is_not_replaced() -> None:
-    """It was once, by whoever may write to /dev."""
-    write_whole(os.devnull, b"content")
-    assert stat.S_ISCHR(Path(os.devnull).stat().st_mode)
+@pytest.fixture
+def terminal() -> Iterator[str]:
+    """A device that nobody can replace."""
+    master, slave = os.openpty()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # when the other side is closed
+            while os.read(master, 1 << 16):
+                pass
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    yield os.ttyname(slave)
+    os.close(slave)
+    reader.join(30)
+    os.close(master)
+
+
+def test_a_device_is_written_into(terminal: str) -> None:
+    """One was replaced once, by somebody who may write to /dev."""
+    write_whole(terminal, b"content")
+    assert stat.S_ISCHR(Path(terminal).stat().st_mode)
 
 
 def test_an_error_names_the_file_that_was_meant(tmp_path: Path) -> None:
@@ -113,7 +133,9 @@ def test_an_empty_name_is_a_folder(inputs: Path, capsys: pytest.CaptureFixture[s
     assert "is a folder" in capsys.readouterr().err
 
 
-def test_a_device_may_be_given_twice(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_may_be_given_twice(
+    inputs: Path, terminal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("rich")
-    assert main(["inspect", "report.json", "--html", os.devnull, "--dot", os.devnull]) == 0
+    assert main(["inspect", "report.json", "--html", terminal, "--dot", terminal]) == 0
     assert capsys.readouterr().err == ""

@@ -17,7 +17,13 @@ from graphshare.lease import PoolClock
 from graphshare.ledger import Ledger, OwnerBook, ledger_for
 from graphshare.ordering import StreamOrder
 from graphshare.owner import AttentionSpec, StateOwner, check_build
-from graphshare.refreshing import LiveStates, differences, prepare_refresh, refuse_refresh
+from graphshare.refreshing import (
+    LiveStates,
+    differences,
+    prepare_acceptance,
+    prepare_refresh,
+    refuse_refresh,
+)
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutDifference, check_rules
 from graphshare.statistics import Tally
@@ -31,6 +37,9 @@ K = TypeVar("K", bound=Hashable)
 
 Checks = Literal["fast", "strict", "off"]
 Forward = Callable[[Any, Any], Any]
+
+
+_NOTHING = object()
 
 
 class PoolCore(Generic[K]):
@@ -109,6 +118,10 @@ class PoolCore(Generic[K]):
         )
         self._entries = self.holdings.entries
         self._by_id = self.holdings.by_id
+        # What was asked for last is found without a lookup, which would touch much that is cold.
+        self._refreshed: K | object = _NOTHING
+        self._refresh: Callable[[Any], None] = _refuse
+        self._replayed: Entry[K] | None = None
         self._book: OwnerBook | None = None if owner is None else self.ledger.book(owner)
         self._latest = LiveStates(live_keys)
         self._capturing = False
@@ -229,8 +242,33 @@ class PoolCore(Generic[K]):
         """
         return differences(self.refuse, record, key, state, doing)
 
+    def accepting(self, key: K) -> Callable[[Any], None]:
+        """Return ``accept(state)``, for an engine that has built by itself what its owner builds.
+
+        It does what a refresh does after the build, with the same refusals, and does not keep the
+        state: ``states`` goes on showing the one before. Like a handle it is for one capture of
+        the key.
+
+        Args:
+            key: A captured key whose state this pool owns.
+
+        Raises:
+            KeyMismatchError: The key is not captured.
+        """
+        entry = self.lookup(key, "accepting")
+        if entry.borrowed:
+            return entry.refresh
+        return prepare_acceptance(
+            entry,
+            refuse=self.refuse,
+            tally=self.tally,
+            latest=self._latest,
+            device=self.device,
+        )
+
     def keys_changed(self) -> None:
         """Forget what was released, and dispatch over the keys that are held now."""
+        self._refreshed, self._refresh, self._replayed = _NOTHING, _refuse, None
         self._latest.drop_released()
         # An attribute of the instance, in front of the method: no layer between on the hot path.
         self.dispatch = self.holdings.dispatcher.dispatch
@@ -253,6 +291,10 @@ class PoolCore(Generic[K]):
                 latest=self._latest,
                 device=self.device,
             )
+
+
+def _refuse(batch: Any) -> None:
+    raise RuntimeError(f"graphshare: a refresh of no key, for {batch!r}")
 
 
 def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["NEVER", "Lease", "PoolClock", "Staleness", "Why", "Writer"]
+__all__ = ["NEVER", "Lease", "PoolClock", "Staleness", "Why", "Writer", "regrant"]
 
 _UNLIMITED = 1 << 62
 
@@ -113,7 +113,7 @@ class Lease:
 
     def grant(self) -> None:
         """A refresh: allow ``limit`` replays again."""
-        # `refreshing` has the same in line, for leases that nothing has stopped.
+        # `steady` has the same in line, for leases that nothing has stopped.
         spent = self.limit - self.left
         if spent:
             if self.why is None:
@@ -158,3 +158,9 @@ class Lease:
         """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
         used = self.why is None and self.left != self.limit
         return self.avoided + (self.borrowed and used)
+
+
+def regrant(leases: Sequence[Lease]) -> None:
+    """Grant each of some leases again."""
+    for lease in leases:
+        lease.grant()

@@ -153,8 +153,10 @@ class GraphPool(InspectedPool[K]):
             AddressChangedError: The owner returned a tensor elsewhere, or otherwise shaped.
             BakedValueChangedError: A host value breaks its rule.
         """
-        entry = self._by_id.get(id(key)) or self.lookup(key, "refresh")
-        entry.refresh(batch)
+        if key is not self._refreshed:
+            entry = self._by_id.get(id(key)) or self.lookup(key, "refresh")
+            self._refreshed, self._refresh = key, entry.refresh
+        self._refresh(batch)
 
     def replay(self, key: K, copy: bool = False) -> Any:
         """Launch the graph of ``key`` and return what its forward returned at capture.
@@ -169,7 +171,9 @@ class GraphPool(InspectedPool[K]):
             StaleStateError: The state is not fresh for this key and this pool.
             ReleasedStateError: What the graph needs was released.
         """
-        entry = self._by_id.get(id(key)) or self.lookup(key, "replay")
+        entry = self._replayed
+        if entry is None or entry.key is not key:
+            entry = self._replayed = self._by_id.get(id(key)) or self.lookup(key, "replay")
         lease = entry.lease
         if lease.left <= 0:
             raise entry.why_not(self.refuse)

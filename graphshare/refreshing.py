@@ -14,15 +14,24 @@ import torch
 
 from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
-from graphshare.lease import Lease, Staleness, Why, Writer
+from graphshare.lease import Lease, Staleness, Why, Writer, regrant
 from graphshare.owner import Phase, name_build
 from graphshare.reach import Reach
 from graphshare.refusals import Refusals
-from graphshare.state import LayoutDifference
+from graphshare.state import LayoutChecker, LayoutDifference, compiled
 from graphshare.statistics import Tally
+from graphshare.steady import write_holding, write_taking, write_watching
 from graphshare.watch import Watch
 
-__all__ = ["LiveStates", "differences", "prepare_refresh", "refuse_refresh"]
+__all__ = [
+    "LiveStates",
+    "differences",
+    "prepare_acceptance",
+    "prepare_refresh",
+    "refuse_refresh",
+]
+
+_IN_LINE = 16  # tensors that are worth variables of their own
 
 
 class LiveStates:
@@ -108,48 +117,45 @@ def prepare_refresh(
         latest: The pool's states that were refreshed last.
         device: Of the pool.
     """
-    full = _InFull(entry, refuse, tally, latest, device)
-    record, key, lease, ledger = full.record, full.key, full.lease, full.ledger
-    owner, watch, limit, replay = record.book.owner, full.watch, lease.limit, Phase.REPLAY
-    # While the ledger's epoch is this one, all is as the last refresh left it, but for replays.
-    steady = -1
-    matches: Callable[[Any], bool] = _anything
-    borrowers: tuple[Lease, ...] = ()
+    watch = entry.record.watches[entry.key] = Watch()
+    return _InFull(entry, refuse, tally, latest, device, watch, builds=True).refresh()
 
-    def refresh(batch: Any) -> None:
-        nonlocal steady, matches, borrowers
-        if ledger.epoch != steady:
-            full.begin()
-        try:
-            state = owner.build(key, batch, replay)
-        except BaseException as error:
-            full.failed(error)
-            raise
-        if ledger.epoch != steady or (
-            (state is not watch.state or not watch.unmoved())
-            and (watch.chances or not matches(state))
-        ):
-            steady, matches, borrowers = full.finish(state)
-        record.state = state
-        # As `Lease.grant`, without the call.
-        lease.granted += limit - lease.left
-        lease.left = limit
-        lease.refreshes += 1
-        for borrower in borrowers:
-            if borrower.left != borrower.limit:
-                borrower.granted += borrower.limit - borrower.left
-                borrower.left = borrower.limit
-                borrower.avoided += 1
 
-    return refresh
+def prepare_acceptance(
+    entry: Entry[Any],
+    *,
+    refuse: Refusals,
+    tally: Tally,
+    latest: LiveStates,
+    device: torch.device,
+) -> Callable[[Any], None]:
+    """Return ``accept(state)``: as :func:`prepare_refresh`, for states that are built already.
+
+    The state is not kept: it goes when whoever built it lets go of it, unless replays look at it.
+    """
+    watch = entry.record.watches[entry.key]
+    return _InFull(entry, refuse, tally, latest, device, watch, builds=False).refresh()
+
+
+_Known = tuple[
+    int,
+    Lease | None,
+    tuple[Lease, ...],
+    Callable[[Any], bool],
+    Callable[..., bool] | None,
+    tuple[Any, ...],
+]
+"""What a refresh has at hand: the epoch in which nothing but this need be done, the lease of one
+other pool and those of all others, what compares a state with the layout, and what looks at it in
+line: a guard of its tensors and constants, if there is one."""
 
 
 class _InFull:
     """What a refresh of one key does where something has happened since the last one."""
 
     __slots__ = (
-        "_begun", "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally", "by", "key",
-        "lease", "ledger", "record", "watch",
+        "_begun", "_builds", "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally",
+        "_taken", "_takes", "by", "key", "lease", "ledger", "nothing_known", "record", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -159,14 +165,52 @@ class _InFull:
         tally: Tally,
         latest: LiveStates,
         device: torch.device,
+        watch: Watch,
+        *,
+        builds: bool,
     ) -> None:
         self._refuse, self._tally, self._latest, self._device = refuse, tally, latest, device
         self.record, self.key, self.lease = entry.record, entry.key, entry.lease
         self.ledger = entry.record.ledger
         self.by = refuse.name, entry.key
-        self.watch = entry.record.watches[entry.key] = Watch()
+        self.watch = watch
+        self._builds = builds
         self._reach, self._overwritten = Reach(), Why(Staleness.OVERWRITTEN, self.by)
         self._begun = -1
+        self.nothing_known: _Known = (-1, None, (), _anything, None, ())
+        # What a function with the check in line is made of; the checker whose constants it has.
+        self._takes: Callable[..., Any] | None = None
+        self._taken: tuple[LayoutChecker | None, tuple[Any, ...] | None] = (None, None)
+
+    def refresh(self) -> Callable[[Any], None]:
+        """Return the function that does it all, and asks this object for what is not steady."""
+        record, builds = self.record, self._builds
+        checker = record.checker if record.wants_check else None
+        source, count = write_watching(builds=builds), 0
+        if checker is not None:
+            fixed = checker.count_fixed(record.captured)
+            taking = None if fixed else checker.taking()
+            if 0 < fixed <= _IN_LINE and builds:
+                source, count = write_holding(fixed), fixed
+            elif taking is not None:
+                source = write_taking(taking, builds=builds)
+                self._takes = _compiled(source)
+                self._taken = checker, taking.constants
+        refresh, hold = _compiled(source)(
+            self.ledger,
+            record.book.owner,
+            self.key,
+            Phase.REPLAY,
+            self,
+            record,
+            self.lease,
+            self.lease.limit,
+            self.watch,
+            regrant,
+        )
+        if count:
+            self.watch.in_line(count, hold)
+        return refresh
 
     def begin(self) -> None:
         """Before the build: whom it may write over becomes stale (rule 2)."""
@@ -188,17 +232,18 @@ class _InFull:
         self.record.spoil(Why(Staleness.BUILD_FAILED, self.by))
         name_build(error, self._refuse.name, self.key, Phase.REPLAY)
 
-    def finish(self, state: Any) -> tuple[int, Callable[[Any], bool], tuple[Lease, ...]]:
-        """After the build: look at what it returned, and make the state fresh.
+    def finish(self, state: Any) -> _Known:
+        """After the build, whoever began it: look at what came of it, and make the state fresh.
 
         Returns:
-            The epoch in which nothing of this need be done again, what compares a state with the
-            layout, and the leases of other pools.
+            What is known from now on.
 
         Raises:
             AddressChangedError, BakedValueChangedError: No graph can read the state.
         """
-        record, order = self.record, self.record.order
+        record, order, lease = self.record, self.record.order, self.lease
+        if order is not None and not self._builds:
+            order.before_build()
         self._ended()
         matches = self._check(state)
         if order is not None:
@@ -210,15 +255,32 @@ class _InFull:
                     self.key, "the key was released while it was built", doing="refresh"
                 )
             record.revive()
-        self.lease.why = None
-        self._grant(self.lease)
+        if self._builds or order is not None:
+            record.state = state
+        lease.grant()
+        lease.refreshes += 1
+        self._grant(lease)
         for borrower in record.borrowers:
             borrower.grant()
             self._grant(borrower)
         if self._latest.newest is not record:
             self._latest.supersede(record, self.by)
         steady = self.ledger.epoch if order is None else -1
-        return steady, matches, tuple(record.borrowers)
+        first, *others = record.borrowers or (None,)
+        return steady, first, tuple(others), matches, *self._in_line()
+
+    def _in_line(self) -> tuple[Callable[..., bool] | None, tuple[Any, ...]]:
+        """Return the guard and the constants of what is looked at in line, if they are known."""
+        checker = self.record.checker if self.record.wants_check else None
+        if self._takes is None or checker is None:
+            return None, ()
+        before, constants = self._taken
+        if checker is not before:  # the state has gone to other memory
+            taking = checker.taking()
+            same = taking and _compiled(write_taking(taking, builds=self._builds)) is self._takes
+            constants = taking.constants if taking and same else None
+            self._taken = checker, constants
+        return (None, ()) if constants is None else (checker.learned(), constants)
 
     def _check(self, state: Any) -> Callable[[Any], bool]:
         record, watch, checker = self.record, self.watch, self.record.checker
@@ -228,7 +290,7 @@ class _InFull:
         if state is not watch.state or record.order is not None or not watch.unmoved():
             if not checker.matches(state):
                 self._look_closely(state)
-            if watch.chances:
+            if watch.chances and self._takes is None:
                 watch.learn(state, checker)
         return checker.matches
 
@@ -249,6 +311,10 @@ class _InFull:
         if clock.latest != serial:
             clock.latest = serial
             self.ledger.epoch += 1
+
+
+def _compiled(source: str) -> Callable[..., Any]:
+    return compiled(source, "refresh")
 
 
 def _anything(_: Any) -> bool:

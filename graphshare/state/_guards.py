@@ -14,7 +14,7 @@ import torch
 
 from graphshare.memory import plain_tensors
 
-__all__ = ["guard_maker"]
+__all__ = ["Guard", "guard_maker"]
 
 Guard = Callable[..., bool]
 """``guard(*tensors)``: whether they are like those that it was made from."""

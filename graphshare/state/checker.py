@@ -13,20 +13,20 @@ were compared in full, in such things too as no layout has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from weakref import ref
 
 import torch
 
-from graphshare.state._guards import guard_maker
-from graphshare.state.code import NAMES, same_place, write_check
+from graphshare.state._guards import Guard, guard_maker
+from graphshare.state.code import compiled, same_place, write_check
 from graphshare.state.difference import differences_of
 from graphshare.state.layout import Layout, layout_of
 from graphshare.state.leaves import LayoutDifference
 from graphshare.state.nodes import TensorNode, read
-from graphshare.state.taking import write_taking
-from graphshare.state.unmoved import fixed_tensors, write_unmoved
+from graphshare.state.taking import Taking, write_taking
+from graphshare.state.unmoved import Fixed, count_guarded, fixed_tensors, write_unmoved
 
 __all__ = ["LayoutChecker"]
 
@@ -47,6 +47,8 @@ class LayoutChecker:
     Attributes:
         matches: ``matches(state) -> bool``: ``True`` if ``state`` has no difference. ``False``
             means that it may have one; ``differences`` says. It never raises an ``Exception``.
+        learned: ``learned()``: the guard that ``matches`` has for the tensors of :meth:`taking`, or
+            ``None`` while it has none, and once it does without.
 
     Raises:
         TypeError: A tensor of the device has no address (sparse, or a wrapper), unless its rule
@@ -54,9 +56,10 @@ class LayoutChecker:
         ValueError: A rule is unknown, or the state has more than a million leaves.
     """
 
-    __slots__ = ("__weakref__", "_layout", "_moves", "matches")
+    __slots__ = ("__weakref__", "_layout", "_moves", "learned", "matches")
 
     matches: Callable[[Any], bool]
+    learned: Callable[[], Guard | None]
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class LayoutChecker:
     ) -> None:
         self._layout = layout_of(state, device, rules)
         self._moves: tuple[Callable[[int], int], ...] = ()
-        self.matches = self.prepared()
+        self.prepare()
 
     @property
     def layout(self) -> Layout:
@@ -91,11 +94,17 @@ class LayoutChecker:
         else:
             made._layout, made._moves = self._layout, (*self._moves, address)
         made.matches = partial(_first_match, ref(made))  # not by itself: that were a cycle
+        made.learned = _nothing
         return made
 
-    def prepared(self) -> Callable[[Any], bool]:
-        """Return the check, made ready."""
-        return _quick_check(self.layout) or _plain_check(self.layout)
+    def prepare(self) -> None:
+        """Make the check ready."""
+        layout = self.layout
+        self.matches, self.learned = _quick_check(layout) or (_plain_check(layout), _nothing)
+
+    def taking(self) -> Taking | None:
+        """Source of the quicker check, to stand in line; ``None`` where there is none."""
+        return write_taking(self.layout) if guard_maker() else None
 
     def watch(self, state: Any) -> Callable[[], bool] | None:
         """A check of ``state`` for as long as builds return that very object.
@@ -112,7 +121,24 @@ class LayoutChecker:
         if not found:
             return None
         source, constants = write_unmoved(found, guard_maker())
-        return _compiled(source)(*constants)
+        return compiled(source)(*constants)
+
+    def fixed(self, state: Any) -> Fixed | None:
+        """What :meth:`watch` looks at, to be looked at in line; ``None`` if a guard is not enough.
+
+        Args:
+            state: As for :meth:`watch`.
+        """
+        make_guard = guard_maker()
+        found = fixed_tensors(self.layout, state)
+        if not make_guard or not found or not count_guarded(found):
+            return None
+        tensors = tuple(tensor for tensor, _ in found)
+        return Fixed(tensors, tuple(node.address for _, node in found), make_guard(tensors))
+
+    def count_fixed(self, state: Any) -> int:
+        """How many tensors :meth:`fixed` would return for ``state``."""
+        return count_guarded(fixed_tensors(self.layout, state)) if guard_maker() else 0
 
     def differences(self, state: Any) -> list[LayoutDifference]:
         """In what ``state`` differs from what was captured, under the rules; exact, and slower.
@@ -127,7 +153,7 @@ def _first_match(checker: Callable[[], LayoutChecker | None], state: Any) -> boo
     this = checker()
     if this is None:  # who calls this has let go of it: let the exact comparison decide
         return False
-    this.matches = this.prepared()
+    this.prepare()
     return this.matches(state)
 
 
@@ -153,16 +179,18 @@ def _plain_check(layout: Layout) -> Callable[[Any], bool]:
     if written is None:
         return partial(_matches_slowly, layout)
     source, constants = written
-    return _compiled(source)(*constants)
+    return compiled(source)(*constants)
 
 
-def _quick_check(layout: Layout) -> Callable[[Any], bool] | None:
+def _quick_check(
+    layout: Layout,
+) -> tuple[Callable[[Any], bool], Callable[[], Guard | None]] | None:
     make_guard = guard_maker()
-    written = make_guard and write_taking(layout)
-    if not make_guard or not written:
+    taking = make_guard and write_taking(layout)
+    if not make_guard or not taking:
         return None
-    source, constants, nodes = written
-    take: Callable[..., Any] = _compiled(source)(*constants)
+    nodes = taking.nodes
+    take: Callable[..., Any] = compiled(taking.source())(*taking.constants)
     guard: Callable[..., bool] = _refuses
     plain: Callable[[Any], bool] | None = None
     # How often a state may be right that was not let through: when threads or modes alternate, or
@@ -191,14 +219,21 @@ def _quick_check(layout: Layout) -> Callable[[Any], bool] | None:
                 return False
         chances -= 1
         if chances <= 0:
-            take = _refuses
+            take = guard = _refuses
         return True
 
-    return matches
+    def learned() -> Guard | None:
+        return None if guard is _refuses else guard
+
+    return matches, learned
 
 
 def _refuses(*_: Any) -> bool:
     return False
+
+
+def _nothing() -> None:
+    """There is no guard."""
 
 
 def _learn(
@@ -212,12 +247,3 @@ def _learn(
         return guard if all(map(same_place, nodes, tensors)) else None
     except Exception:  # noqa: BLE001 - the plain check decides
         return None
-
-
-# States of one kind differ in constants alone, so hundreds of keys share few sources. The
-# constants are cells, not globals: the interpreter's caches on the code stay good for all keys.
-@lru_cache(maxsize=64)
-def _compiled(source: str) -> Callable[..., Callable[..., Any]]:
-    namespace: dict[str, Any] = {"__name__": __name__, **NAMES}
-    exec(compile(source, "<graphshare layout check>", "exec"), namespace)
-    return namespace["make"]

@@ -35,7 +35,8 @@ from __future__ import annotations
 import enum
 import keyword
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -56,7 +57,7 @@ from graphshare.state.nodes import ArrayNode, BranchNode, Node, TensorNode, Valu
 from graphshare.state.plan import Check, plan
 from graphshare.state.values import is_number, same_value
 
-__all__ = ["NAMES", "Function", "Writer", "same_place", "write_check"]
+__all__ = ["NAMES", "Function", "Writer", "compiled", "same_place", "write_check"]
 
 _BY_IDENTITY = (bool, type(None), type(...), enum.Enum, torch.dtype, torch.layout)
 _BY_EQUALITY = (int, str, float, bytes, torch.device, torch.Size)
@@ -97,6 +98,21 @@ NAMES: dict[str, Any] = {
 """What written source refers to by name."""
 
 
+# States of one kind differ in constants alone, so hundreds of keys share few sources. The
+# constants are arguments, not globals: the interpreter's caches on the code stay good for all keys.
+@lru_cache(maxsize=128)
+def compiled(source: str, name: str = "layout check") -> Callable[..., Any]:
+    """Return the function ``make`` of written source; the same one for the same source.
+
+    Args:
+        source: With no names but those of :data:`NAMES` and builtins.
+        name: For tracebacks.
+    """
+    namespace: dict[str, Any] = {"__name__": __name__, **NAMES}
+    exec(compile(source, f"<graphshare {name}>", "exec"), namespace)
+    return namespace["make"]
+
+
 class _EndlessError(Exception):
     """A cycle leads out of the function that is written."""
 
@@ -131,10 +147,16 @@ class Writer:
 
 
 class Function:
-    """The body of one function, from its argument ``v0`` down to what is shared."""
+    """The body of one function, from its argument ``v0`` down to what is shared.
 
-    def __init__(self, writer: Writer) -> None:
+    Args:
+        writer: Of the constants.
+        leave: What is done at the first thing that is not expected.
+    """
+
+    def __init__(self, writer: Writer, leave: str = "return False") -> None:
         self.writer = writer
+        self.leave = leave
         self.constant = writer.constant
         self.lines: list[str] = []
         self.count = 1
@@ -176,7 +198,7 @@ class Function:
 
     def refuse(self, condition: str) -> None:
         """Write that the state is not let through on ``condition``."""
-        self.lines.append(f"if {condition}: return False")
+        self.lines.append(f"if {condition}: {self.leave}")
 
     def type_name(self, cls: type) -> str:
         """What written source calls ``cls``."""

@@ -2,29 +2,24 @@
 
 The tensors are not looked at one by one but handed together to a guard, which compares all of them
 in one call; see :mod:`graphshare.state._guards`. What was one object at capture has to be one
-object again, so everything is looked at once, in one function::
+object again, so everything is looked at once, in lines that stand wherever a state is in ``v0``::
 
-    def make(c0, c1, ...):
-        def take(v0, guard):
-            v1, v2, v3 = v0
-            if type(v1) is not c1:
-                return False
-            ...
-            if v2 is not v1:
-                return False
-            if v5.data_ptr() != c7 or v5.is_nested or ...:
-                return False
-            return guard(v5, v6, v9) or (v5, v6, v9)
+    v1, v2, v3 = v0
+    if type(v1) is not c1:
+        break
+    ...
+    if v2 is not v1:
+        break
+    if v5.data_ptr() != c7 or v5.is_nested:
+        break
 
-        return take
-
-Addresses come first, since a tensor that has none raises there. A nested tensor may lie at the
+Addresses come last, since a tensor that has none raises there. A nested tensor may lie at the
 right address, and a guard must not be asked about it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +28,47 @@ from graphshare.state.layout import Layout
 from graphshare.state.nodes import BranchNode, Node, TensorNode
 from graphshare.state.plan import Check, plan
 
-__all__ = ["guarded", "write_taking"]
+__all__ = ["Taking", "guarded", "write_taking"]
+
+
+class Taking(NamedTuple):
+    """Source that takes a state apart.
+
+    Attributes:
+        lines: For a state in ``v0``. They raise, or ``break`` out of a loop around them, where it
+            is not as it was at capture, or may not be.
+        tensors: What is left to look at: a tuple's source, of tensors of which the addresses alone
+            are known to be right.
+        nodes: Theirs.
+        constants: What the lines call ``c0``, ``c1`` and so on.
+    """
+
+    lines: list[str]
+    tensors: str
+    nodes: list[TensorNode]
+    constants: tuple[Any, ...]
+
+    def names(self) -> str:
+        """The constants by name, as arguments or a tuple have them."""
+        return "".join(f"c{i}, " for i in range(len(self.constants)))
+
+    def source(self) -> str:
+        """Source of a function ``make`` of the constants, which returns ``take(state, guard)``.
+
+        It returns ``True`` if the guard lets the tensors through; else the tensors, in the order of
+        the nodes. Where they are not known to be the right ones, it returns ``False`` or raises.
+        """
+        lines = [
+            f"def make({self.names()}):",
+            "    def take(v0, guard):",
+            "        while True:",
+            *(f"            {line}" for line in self.lines),
+            f"            tensors = {self.tensors}",
+            "            return guard(*tensors) or tensors",
+            "        return False",
+            "    return take",
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def guarded(node: Node) -> TensorNode | None:
@@ -48,8 +83,8 @@ def guarded(node: Node) -> TensorNode | None:
 class _Taking(Function):
     """The body of a function that looks once at each object, in the order of the walk."""
 
-    def __init__(self, writer: Writer) -> None:
-        super().__init__(writer)
+    def __init__(self, writer: Writer, leave: str) -> None:
+        super().__init__(writer, leave)
         self.taken: list[tuple[str, TensorNode]] = []
         self.objects: dict[int, str] = {}  # the first variable for each node
 
@@ -71,13 +106,8 @@ class _Taking(Function):
             self.take_apart(check, name)
 
 
-def write_taking(layout: Layout) -> tuple[str, tuple[Any, ...], list[TensorNode]] | None:
-    """Source of a function ``make``, its arguments, and what is handed out.
-
-    ``make`` returns ``take(state, guard)``, which returns ``True`` if the guard lets the tensors
-    through; else the tensors, a tuple in the order of the nodes, of which only the addresses are
-    known to be right. Anything else in ``state`` is as it was at capture; if not, or if it may not
-    be, it returns ``False`` or raises.
+def write_taking(layout: Layout) -> Taking | None:
+    """Write how a state of this layout is taken apart.
 
     Returns:
         ``None`` if there is no tensor to hand out.
@@ -86,24 +116,14 @@ def write_taking(layout: Layout) -> tuple[str, tuple[Any, ...], list[TensorNode]
         ValueError: Rules apply to more than a million leaves.
     """
     writer = Writer()
-    function = _Taking(writer)
-    body = function.body(plan(layout.root, layout.rules))
-    names = [name for name, _ in function.taken]
-    nodes = [node for _, node in function.taken]
-    if not nodes:
+    function = _Taking(writer, leave="break")
+    lines = function.body(plan(layout.root, layout.rules))
+    if not function.taken:
         return None
     # Asked in line a tensor tells its address in two thirds of the time that `map` takes.
-    placed = [
-        f"{name}.data_ptr() != {writer.constant(node.address)} or {name}.is_nested"
-        for name, node in function.taken
-    ]
-    tensors = ", ".join(names)
-    lines = [
-        f"def make({', '.join(f'c{i}' for i in range(len(writer.constants)))}):",
-        "    def take(v0, guard):",
-        *(f"        {line}" for line in body),
-        *(f"        if {condition}: return False" for condition in placed),
-        f"        return guard({tensors}) or ({tensors},)",
-        "    return take",
-    ]
-    return "\n".join(lines) + "\n", tuple(writer.constants), nodes
+    for name, node in function.taken:
+        address = writer.constant(node.address)
+        function.refuse(f"{name}.data_ptr() != {address} or {name}.is_nested")
+    tensors = "".join(f"{name}, " for name, _ in function.taken)
+    nodes = [node for _, node in function.taken]
+    return Taking(lines, f"({tensors})", nodes, tuple(writer.constants))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,13 +24,27 @@ from graphshare.state.nodes import BranchNode, TensorNode, ValueNode
 from graphshare.state.plan import Check, plan
 from graphshare.state.taking import guarded
 
-__all__ = ["fixed_tensors", "write_unmoved"]
+__all__ = ["Fixed", "count_guarded", "fixed_tensors", "write_unmoved"]
 
 _CONSTANT = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
 )
 _MOST = 64  # tensors that are worth a line of source each
+
+
+class Fixed(NamedTuple):
+    """The tensors of an object that nobody can put others into.
+
+    Attributes:
+        tensors: Each once.
+        addresses: Theirs, as captured.
+        alike: ``alike(*tensors)``: whether all else of them is as it was, too.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    addresses: tuple[int, ...]
+    alike: Callable[..., bool]
 
 
 def _cannot_be_assigned_to(cls: type) -> bool:
@@ -83,6 +97,11 @@ def fixed_tensors(layout: Layout, state: Any) -> list[tuple[torch.Tensor, Tensor
             if not constant and value is not node.value:
                 return None
     return list(found.values())
+
+
+def count_guarded(found: Sequence[tuple[torch.Tensor, TensorNode]] | None) -> int:
+    """Return how many tensors :func:`fixed_tensors` found, if a guard can speak for each."""
+    return len(found) if found and all(guarded(node) for _, node in found) else 0
 
 
 def write_unmoved(

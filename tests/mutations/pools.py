@@ -277,9 +277,9 @@ MUTATIONS = (
     Mutation(
         "builds-avoided-by-replay",
         "a refresh saves a borrower one build, however often it replays",
-        "refreshing.py",
-        "                borrower.avoided += 1\n",
-        "                borrower.avoided += 2\n",
+        "steady.py",
+        "first.avoided += 1",
+        "first.avoided += 2",
         ("tests/unit/test_steady_refresh.py::test_counts_are_exact_in_a_steady_run",),
     ),
     Mutation(

@@ -17,6 +17,7 @@ from graphshare import (
     StaleStateError,
     share_states,
 )
+from tests.layout_checks import each_refresh  # noqa: F401 - each test runs in each way
 from tests.one_buffer import BIG, SMALL, Apart, Owner, borrower, captured, double
 
 

@@ -25,7 +25,7 @@ class _Step:
 
     Attributes:
         key: The descriptor.
-        refresh: Of its state.
+        refresh: Takes what the runner has built, and makes the state fresh.
         lease: The draft's prefills' on that state, where they borrow it.
     """
 
@@ -229,7 +229,9 @@ class Serving:
             lease = self.prefill.holdings.lease_on(entry.record.serial)
             if lease is not None and not lease.borrowed:
                 lease = None
-            step = _Step(desc, entry.refresh, lease)
+            # Verifying, the states are read: they have to be kept.
+            refresh = entry.refresh if self._verify else self.target.accepting(desc)
+            step = _Step(desc, refresh, lease)
             found.setdefault((desc.num_tokens, desc.num_reqs), step)
         return found
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from graphshare import __version__
+from graphshare.printing import printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -41,7 +43,7 @@ _BROKEN_PIPE = 128 + 13
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # One line, whatever the user typed.
-        self.exit(_REFUSED, f"{self.prog}: {' '.join(message.split())}\n")
+        self.exit(_REFUSED, f"{self.prog}: {printable(message)}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code, 0; 1 when what was checked does not hold, or cannot be written; 2 for what
         the user got wrong; 130 after an interrupt; 141 when nobody reads the output any more.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # What the encoding lacks, in the name of a file say, must not end a command.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphshare.commands.inspect_drawing import COLOURS, MEANINGS, OPAQUE, box_of, short_name
+from graphshare.printing import printable
 from graphshare.provenance.places import Use
 from graphshare.provenance.report import NodeReport, Provenance
 
@@ -34,31 +35,31 @@ def show(report: Provenance, uses: AbstractSet[Use]) -> None:
         report: The report.
         uses: Only nodes with an address of one of these; all if empty.
     """
-    if hasattr(sys.stdout, "reconfigure"):
-        # What a terminal's encoding lacks is replaced: it must not end the command.
-        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
     console = _PipeConsole(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     facts = ", ".join(f"{name} {value}" for name, value in report.facts.items())
-    console.print(Text(f"{report.pool}[{report.key}]", style="bold"))
-    console.print(
-        f"{len(report.nodes)} nodes on {report.device}, {report.backend}; {facts}", markup=False
-    )
+    console.print(_text(f"{report.pool}[{report.key}]", "bold"))
+    console.print(_text(f"{len(report.nodes)} nodes on {report.device}, {report.backend}; {facts}"))
     console.print(_summary(report))
     console.print(_nodes(report, uses))
     for note in report.notes:
-        console.print(note, markup=False)
+        console.print(_text(note))
     for each in report.opaque:
-        console.print(Text(f"opaque: {each}", style=OPAQUE))
+        console.print(_text(f"opaque: {each}", OPAQUE))
     for node in report.nodes:
         for each in node.addresses:
             if each.use is Use.DANGLING:
                 console.print(
-                    Text(
+                    _text(
                         f"dangling: node {node.number}: {short_name(node.name)} has "
                         f"{each.address:#x} in {each.where}",
-                        style=COLOURS[Use.DANGLING],
+                        COLOURS[Use.DANGLING],
                     )
                 )
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text of the report: neither markup, nor what would steer the terminal."""
+    return Text(printable(text), style=style)
 
 
 def _summary(report: Provenance) -> Table:
@@ -76,7 +77,7 @@ def _summary(report: Provenance) -> Table:
             Text(MEANINGS[use], style=COLOURS[use]),
             str(len(found)),
             str(nodes),
-            Text(", ".join(sorted(named))),
+            _text(", ".join(sorted(named))),
         )
     return table
 
@@ -91,7 +92,7 @@ def _nodes(report: Provenance, uses: AbstractSet[Use]) -> Table:
         if uses and not any(each.use in uses for each in node.addresses):
             continue
         number = str(node.number) if node.inside is None else f"{node.inside} > {node.number}"
-        table.add_row(number, Text(node.kind), Text(short_name(node.name)), _addresses(node))
+        table.add_row(number, _text(node.kind), _text(short_name(node.name)), _addresses(node))
     return table
 
 
@@ -106,7 +107,7 @@ def _addresses(node: NodeReport) -> Text:
         number = counts[use, label]
         if text:
             text.append(", ")
-        text.append(label + (f" x{number}" if number > 1 else ""), style=COLOURS[use])
+        text.append(printable(label) + (f" x{number}" if number > 1 else ""), style=COLOURS[use])
     if node.opaque:
         text.append((", " if text else "") + "opaque", style=OPAQUE)
     return text

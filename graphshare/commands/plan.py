@@ -26,6 +26,7 @@ from graphshare.planning import (
     read_trace,
     write_plan,
 )
+from graphshare.printing import printable
 
 __all__ = ["add_arguments", "run"]
 
@@ -216,7 +217,7 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
         print_tables(trace, plan, beside)
         for path in (options.output, options.plot):
             if path is not None:
-                print(f"written: {path}")
+                print(f"written: {printable(str(path))}")
     return 0
 
 

@@ -68,7 +68,7 @@ def print_tables(trace: Trace, plan: Plan, beside: Mapping[str, Ladder]) -> None
     if matching:
         print("matched by: the fewest graphs on which the steps cost no more")
     print()
-    print(f"{len(plan.keys)} keys:")
+    print(f"{len(plan.keys)} key{'' if len(plan.keys) == 1 else 's'}:")
     for kind, sizes in _by_kind(plan.keys).items():
         print(f"  {kind}: {', '.join(map(str, sizes))}")
 

@@ -23,9 +23,10 @@ from graphshare.adapters.toy.demo.planting import PLANTED, Planted, Site
 from graphshare.adapters.toy.demo.runs import Bench, Feed, serve
 from graphshare.adapters.toy.demo.tables import refusal_shown
 from graphshare.adapters.toy.demo.trials import Harm, Refusal, plant
-from graphshare.adapters.toy.demo.workload import Workload, decoded, printable
+from graphshare.adapters.toy.demo.workload import Workload, decoded
 from graphshare.adapters.toy.graphs import GraphRunner
 from graphshare.cli import main
+from graphshare.printing import printable
 
 ROOT = Path(__file__).parents[2]
 TINY = ("demo", "--max-new-tokens", "6", "--prompt", "Copy the file and", "--prompt", "A list")

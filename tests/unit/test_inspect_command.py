@@ -8,7 +8,10 @@ import dataclasses
 import html.parser
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from graphshare.commands.inspect_drawing import COLOURS, MEANINGS, dot, short_na
 from graphshare.commands.inspect_page import page
 from graphshare.commands.inspect_table import show
 from graphshare.provenance import Address, Certainty, NodeReport, Place, Provenance, Use
+from tests.package import ROOT
 
 HOSTILE = '<b>"&\\'
 
@@ -66,6 +70,41 @@ def test_the_tables_name_every_use_and_every_node(saved, capsys):
 def test_only_nodes_of_a_use_are_shown_when_asked(saved, capsys):
     assert main(["inspect", str(saved), "--use", "dangling", "--use", "state"]) == 0
     assert "memset" not in capsys.readouterr().out
+
+
+def test_a_report_does_not_steer_the_terminal(tmp_path, capsys):
+    """Nor is what looks like rich's markup taken for it."""
+    evil = "\x1b[2J[/red]\u202ex"
+    nodes = (NodeReport(0, evil, evil, (Address(64, evil, Use.DANGLING, evil, 0, evil),), (evil,)),)
+    Provenance(evil, evil, evil, evil, nodes, (), (evil,), {evil: evil}).save(tmp_path / "r.json")
+    assert main(["inspect", str(tmp_path / "r.json")]) == 0
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\u202e"} & set(printed)
+    assert "[/red]" in printed
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_an_encoding_that_lacks_a_character_does_not_end_a_command(encoding, tmp_path):
+    trace, plan, report = (
+        tmp_path / name for name in ("\u00fc.jsonl", "\u00f6.json", "\u00e4.json")
+    )
+    trace.write_text('{"tokens": 4, "requests": 4}\n')
+    report_of(Use.STATE).save(report)
+    for call in (
+        ["plan", str(trace), "--graphs", "1", "--output", str(plan)],
+        ["inspect", str(report)],
+        ["inspect", str(tmp_path / "\u00e9")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "graphshare", *call],
+            capture_output=True,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert b"Traceback" not in done.stderr
+        assert done.returncode == (2 if done.stderr else 0)
+    assert plan.exists()
 
 
 @pytest.mark.parametrize(("use", "code"), [(Use.DANGLING, 1), (Use.STATE, 0)])

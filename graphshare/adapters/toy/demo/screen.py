@@ -5,7 +5,6 @@ Everything goes to one console; with ``--json`` or ``--quiet`` nothing does.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from typing_extensions import ParamSpec
 
 from graphshare.adapters.toy.batch import Request
 from graphshare.adapters.toy.demo.runs import NOBODY, Feed
-from graphshare.adapters.toy.demo.workload import decoded, printable
+from graphshare.adapters.toy.demo.workload import decoded
+from graphshare.printing import printable
 
 __all__ = ["LiveScreen", "PlainScreen", "Screen", "make_console", "screen_for"]
 
@@ -38,9 +38,6 @@ class _PipeConsole(Console):
 
 def make_console() -> Console:
     """Return a console on the standard output."""
-    if hasattr(sys.stdout, "reconfigure"):
-        # What a terminal's encoding lacks is replaced: it must not end the demo.
-        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
     return _PipeConsole(highlight=False)
 
 

@@ -13,8 +13,9 @@ from rich.text import Text
 from graphshare.adapters.toy.demo.faults import FaultFacts
 from graphshare.adapters.toy.demo.runs import RunReport
 from graphshare.adapters.toy.demo.trials import Harm, Refusal
-from graphshare.adapters.toy.demo.workload import Workload, decoded, printable
+from graphshare.adapters.toy.demo.workload import Workload, decoded
 from graphshare.errors import GraphShareError
+from graphshare.printing import printable
 
 __all__ = [
     "comparison",

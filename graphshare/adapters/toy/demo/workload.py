@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphshare.adapters.toy.batch import Request
 from graphshare.adapters.toy.config import BOS
 
-__all__ = ["Workload", "decoded", "printable"]
+__all__ = ["Workload", "decoded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,3 @@ class Workload:
 def decoded(tokens: Sequence[int]) -> str:
     """Return the text of tokens; special ones are left out, broken UTF-8 is replaced."""
     return bytes(token for token in tokens if token < BOS).decode("utf-8", errors="replace")
-
-
-def printable(text: str) -> str:
-    """Return ``text`` on one line, without what would steer a terminal."""
-    line = " ".join(text.split())
-    return "".join("\N{REPLACEMENT CHARACTER}" if _steers(each) else each for each in line)
-
-
-def _steers(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
-from benchmarks.vllm._steps import WHOLE, Parts, Turn, in_turns
-from benchmarks.vllm._variants import SHARE, Place, Switch, names, share_of_skipping
+from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
+from benchmarks.vllm._variants import SHARE, Place, Switch, interval, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
 _TARGET = "execute_model / metadata build"
@@ -42,38 +41,43 @@ def profile(llm: Any, options: Any) -> dict[str, Any]:
     variants = names(session)
     found: dict[str, Any] = {}
     switch = Switch(session, _engine.runner())
+    seconds = options.profile_seconds / (2 * len(options.concurrency) + 0.5)
     for concurrency in options.concurrency:
-
-        def turns(parts: Parts | None, concurrency: int = concurrency) -> list[Turn]:
-            return in_turns(
-                llm,
-                switch,
-                variants,
-                concurrency=concurrency,
-                turns=options.turns,
-                seconds=options.profile_seconds / 2 / len(options.concurrency),
-                parts=parts,
-            )
-
-        whole = turns(None)
+        ask = {"concurrency": concurrency, "turns": options.turns, "seconds": seconds}
+        whole = in_turns(llm, switch, variants, **ask)
         with timed_parts(switch) as parts:
-            apart = turns(parts)
+            apart = in_turns(llm, switch, variants, parts=parts, **ask)
         found[str(concurrency)] = {
-            name: _medians([turn[name] for turn in apart]) for name in variants
+            name: _medians([turn[name][0].parts for turn in apart]) for name in variants
         } | compared(whole, apart)
+    with timed_parts(switch) as parts:
+        ask = {"concurrency": options.concurrency[0], "turns": max(options.turns // 4, 1)}
+        blocks = in_turns(
+            llm, switch, variants, parts=parts, block=BLOCK, seconds=seconds / 2, **ask
+        )
+    found[str(options.concurrency[0])]["steps_since_a_change"] = _since_a_change(blocks)
     switch.end()
     return found
 
 
-def _medians(blocks: Sequence[Any]) -> dict[str, Any]:
-    labels = sorted({label for block in blocks for label in block.parts})
+def _medians(steps: Sequence[Parts]) -> dict[str, Any]:
+    labels = sorted({label for parts in steps for label in parts})
     return {
-        "blocks": len(blocks),
+        "steps": len(steps),
         "median_us": {
-            label: round(statistics.median(each.parts.get(label, 0.0) for each in blocks) * 1e6, 1)
+            label: round(statistics.median(each.get(label, 0.0) for each in steps) * 1e6, 1)
             for label in labels
         },
     }
+
+
+def _hooked(variants: Iterable[str]) -> Callable[[Parts], float]:
+    labels = _HOOKED + _REBUILT if "skipped" in variants else _HOOKED
+    return lambda parts: sum(parts.get(label, 0.0) for label in labels)
+
+
+def _step(parts: Parts) -> float:
+    return parts[WHOLE]
 
 
 def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
@@ -84,47 +88,54 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
         apart: Turns in which their parts were timed too.
     """
     variants = list(whole[0])
-    labels = _HOOKED + _REBUILT if "skipped" in variants else _HOOKED
-
-    def hooked(parts: Mapping[str, float]) -> float:
-        return sum(parts.get(label, 0.0) for label in labels)
-
-    def step(parts: Mapping[str, float]) -> float:
-        return parts[WHOLE]
-
-    measured: list[tuple[str, Sequence[Turn], Callable[[Mapping[str, float]], float]]] = [
-        (HOOKED, apart, hooked),
-        (STEP, whole, step),
-    ]
+    measured = [(HOOKED, apart, _hooked(variants)), (STEP, whole, _step)]
     others = [name for name in variants if name != "off"]
     found: dict[str, Any] = {"turns": {"whole": len(whole), "apart": len(apart)}}
     for name in others:
         found[f"{name}_adds_us"] = {
-            what: bootstrap(
-                [(of(turn[name].parts) - of(turn["off"].parts)) * 1e6 for turn in turns]
+            what: interval(
+                [(of(turn[name][0].parts) - of(turn["off"][0].parts)) * 1e6 for turn in turns]
             )._asdict()
             for what, turns, of in measured
         }
     found["steps_to_off"] = {
-        name: bootstrap(
-            [turn[name].parts[WHOLE] / turn["off"].parts[WHOLE] for turn in whole]
+        name: interval(
+            [_step(turn[name][0].parts) / _step(turn["off"][0].parts) for turn in whole]
         )._asdict()
         for name in others
     }
-    found["step_of_vllm_alone_us"] = bootstrap(
-        [turn["off"].parts[WHOLE] * 1e6 for turn in whole]
+    found["step_of_vllm_alone_us"] = interval(
+        [_step(turn["off"][0].parts) * 1e6 for turn in whole]
     )._asdict()
     if "skipped" in variants:
+        rows = ("on", "off", "skipped")
         found[SHARE] = {
             what: share_of_skipping(
-                [
-                    (of(turn["on"].parts), of(turn["off"].parts), of(turn["skipped"].parts))
-                    for turn in turns
-                ]
+                [tuple(of(turn[name][0].parts) for name in rows) for turn in turns]
             )._asdict()
             for what, turns, of in measured
         }
     return found
+
+
+def _since_a_change(blocks: Sequence[Turn]) -> dict[str, Any]:
+    """What the hooks add in the first step of a block, and in those after it."""
+    of = _hooked(blocks[0])
+
+    def adds(places: Sequence[int]) -> dict[str, float]:
+        return interval(
+            [
+                (of(turn["on"][place].parts) - of(turn["off"][place].parts)) * 1e6
+                for turn in blocks
+                for place in places
+            ]
+        )._asdict()
+
+    return {
+        "blocks": len(blocks),
+        "the first adds_us": adds([0]),
+        "the others add_us": adds(range(1, BLOCK)),
+    }
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Steps of a real vLLM as several variants, by turns within one run of requests.
 
 A machine drifts by more than the hooks cost from one run to the next, so that whole runs cannot be
-compared. Here a variant lasts for a few steps, a block; the blocks of all variants that follow each
-other, in an order drawn anew each time, are one turn; and only blocks of one turn are compared,
-where all their steps are of one kind: the same graph, the same number of requests.
-
-A block, not one step: right after a change the processor has what a variant touches in no cache,
-which is so in no process that serves, and a step may end what the one before has begun on the GPU.
-So the first step of each block does not count. What changes the variant runs between the steps,
+compared: on one, steps of 2.5 ms went to 3.7 ms and back within seconds, and two steps that follow
+each other had four fifths of their variance in common. So the variants take turns step by step, in
+an order drawn anew for each turn, and only the steps of one turn are compared, where all are of one
+kind: the same graph, the same number of requests. What changes the variant runs between the steps,
 outside of their times.
+
+In a process that serves, the hooks run in each step, here in every second or third: what they touch
+may be in fewer of the processor's caches, which would count against them. ``BLOCK`` steps of one
+variant in a row show that: the first after a change is compared with the others.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import contextlib
 import random
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.vllm import _engine
 from benchmarks.vllm._variants import Switch
 
-__all__ = ["BLOCK", "WHOLE", "Block", "Turn", "in_turns"]
+__all__ = ["BLOCK", "WHOLE", "Step", "Turn", "in_turns"]
 
 WHOLE = "step of the engine"
 BLOCK = 4
@@ -35,36 +36,20 @@ Parts = dict[str, float]
 
 
 @dataclass
-class Block:
-    """The steps of one variant that count in one turn.
+class Step:
+    """One step of the engine.
 
     Attributes:
-        kind: Of all steps; ``None`` where they differ.
-        parts: Mean seconds a step, by label; the whole step is ``WHOLE``.
+        kind: What the target ran, for how many requests.
+        parts: Seconds by label; the whole step is ``WHOLE``.
     """
 
     kind: Any
     parts: Parts
 
 
-Turn = dict[str, Block]
-
-
-@dataclass
-class _Steps:
-    """The steps of one block so far."""
-
-    kinds: list[Any] = field(default_factory=list)
-    parts: list[Parts] = field(default_factory=list)
-
-    def block(self) -> Block:
-        kept = self.parts[1:]
-        labels = {label for parts in kept for label in parts}
-        kinds = set(self.kinds)
-        return Block(
-            kinds.pop() if len(kinds) == 1 else None,
-            {label: sum(each.get(label, 0.0) for each in kept) / len(kept) for label in labels},
-        )
+Turn = dict[str, list[Step]]
+"""By variant, the steps that follow each other in one turn: one, or a block."""
 
 
 def in_turns(
@@ -76,6 +61,7 @@ def in_turns(
     turns: int,
     seconds: float,
     parts: Parts | None = None,
+    block: int = 1,
     new: int = 512,
     seed: int = 0,
 ) -> list[Turn]:
@@ -89,6 +75,7 @@ def in_turns(
         turns: How many are wanted.
         seconds: After which a few turns are enough.
         parts: Where somebody notes what the step at hand spends on what; emptied before each.
+        block: Steps of a variant in a turn.
         new: Tokens of each request.
         seed: Of the order of variants and of the prompts.
     """
@@ -101,10 +88,11 @@ def in_turns(
         with _kinds(runner.cudagraph_manager) as kind:
             for number in range(_LONGEST):
                 prompts = _engine.prompts(concurrency, seed=seed + number, longest=128)
-                run = _one_run(llm, switch, variants, rng, prompts, new, spent, kind)
+                orders = iter(lambda: rng.sample(variants, len(variants)), None)
+                run = _one_run(llm, switch, orders, block, prompts, new, spent, kind)
                 with contextlib.closing(run):
                     for turn in run:
-                        if _comparable(turn, variants, concurrency):
+                        if _comparable(turn, len(variants), block, concurrency):
                             found.append(turn)
                         late = time.perf_counter() > deadline
                         if len(found) >= (min(turns, _FEWEST) if late else turns):
@@ -114,17 +102,21 @@ def in_turns(
     raise RuntimeError(f"{len(found)} turns in {_LONGEST} runs of requests")
 
 
-def _comparable(turn: Turn, variants: Sequence[str], concurrency: int) -> bool:
-    kinds = {block.kind for block in turn.values()}
-    if len(turn) != len(variants) or len(kinds) != 1:
-        return False
-    kind = kinds.pop()
-    return kind is not None and kind[0].cg_mode.name == "FULL" and kind[1] == concurrency
+def _comparable(turn: Turn, variants: int, block: int, concurrency: int) -> bool:
+    kinds = [step.kind for steps in turn.values() for step in steps]
+    first = kinds[0]
+    return (
+        len(kinds) == variants * block
+        and all(kind == first for kind in kinds)
+        and first is not None
+        and first[0].cg_mode.name == "FULL"
+        and first[1] == concurrency
+    )
 
 
 @contextlib.contextmanager
 def _kinds(manager: Any) -> Iterator[list[Any]]:
-    """Keep in a list of one what the target's last dispatch was asked for, and answered."""
+    """Keep in a list of one what the target's last dispatch answered, and for how many requests."""
     kind: list[Any] = [None]
     inner = manager.dispatch
 
@@ -143,8 +135,8 @@ def _kinds(manager: Any) -> Iterator[list[Any]]:
 def _one_run(
     llm: Any,
     switch: Switch,
-    variants: Sequence[str],
-    rng: random.Random,
+    orders: Iterator[list[str]],
+    block: int,
     prompts: list[list[int]],
     new: int,
     spent: Parts,
@@ -157,20 +149,19 @@ def _one_run(
     try:
         while running:
             turn: Turn = {}
-            for variant in rng.sample(variants, len(variants)):
-                steps = _Steps()
+            for variant in next(orders):
+                steps: list[Step] = []
                 switch.to(variant)
-                for _ in range(BLOCK):
+                for _ in range(block):
                     spent.clear()
                     kind[0] = None
                     start = time.perf_counter()
                     outputs = engine.step()
                     took = time.perf_counter() - start
-                    steps.kinds.append(kind[0])
-                    steps.parts.append({**spent, WHOLE: took})
+                    steps.append(Step(kind[0], {**spent, WHOLE: took}))
                     # With the first that is done there are fewer than was asked for.
                     running = running and not any(output.finished for output in outputs)
-                turn[variant] = steps.block()
+                turn[variant] = steps
                 if not running:
                     break
             yield turn

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from benchmarks.vllm import _engine, _steps
-from benchmarks.vllm._profile import compared, timed_parts
+from benchmarks.vllm._profile import compared, profile, timed_parts
 from benchmarks.vllm._steps import WHOLE, in_turns
 from benchmarks.vllm._variants import SHARE, Switch, names
+from benchmarks.vllm.collect import _of_a_step
 from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import engine
 from tests.vllm_standin.parts import PAGE
@@ -54,28 +55,37 @@ class Engine:
 
 
 @pytest.fixture
-def turns(vllm, monkeypatch):
-    """The tokens of some turns, the turns, and what is on afterwards; of variants by name."""
+def start(vllm, monkeypatch):
+    """A small vLLM as the benchmark takes it, with its requests."""
 
-    def run(variants=None, parts=False, wanted=8):
-        monkeypatch.setattr(_steps, "BLOCK", 2)
+    def started():
         runner = vllm.start(max_model_len=96, num_blocks=128)
         for name in ("prepare_inputs", "prepare_attn", "sample_tokens", "sample"):
-            setattr(runner, name, None)
+            setattr(runner, name, lambda: None)
         monkeypatch.setattr(_engine, "_runners", [runner])
         served = Engine(runner)
         monkeypatch.setattr(_engine, "begin", served.begin)
-        llm = SimpleNamespace(llm_engine=served)
-        session = sessions()[-1]
+        return SimpleNamespace(llm_engine=served)
+
+    return started
+
+
+@pytest.fixture
+def turns(start):
+    """The tokens of some turns, the turns, and what is on afterwards; of variants by name."""
+
+    def run(variants=None, parts=False, wanted=16, block=1):
+        llm, session = start(), sessions()[-1]
+        runner = _engine.runner()
         switch = Switch(session, runner)
-        options = {"concurrency": 2, "turns": wanted, "seconds": 9.0, "new": 80}
+        options = {"concurrency": 2, "turns": wanted, "block": block, "seconds": 9.0, "new": 80}
         variants = variants or names(session)
         if parts:
             with timed_parts(switch) as spent:
                 found = in_turns(llm, switch, variants, parts=spent, **options)
         else:
             found = in_turns(llm, switch, variants, **options)
-        return served.tokens(), found, runner
+        return llm.llm_engine.tokens(), found, runner
 
     return run
 
@@ -84,7 +94,7 @@ def test_tokens_do_not_hang_on_the_turns(vllm, turns) -> None:
     activate()
     tokens, found, _ = turns()
     seen = statistics()
-    alone, _, _ = turns(["off"], wanted=24)
+    alone, _, _ = turns(["off"], wanted=48)
     for one, other in zip(tokens, alone, strict=True):
         count = min(len(one), len(other))  # a run ends with the last turn that is wanted
         assert count > 20
@@ -104,18 +114,49 @@ def test_hooks_count_in_their_own_blocks_only(turns) -> None:
     assert statistics().builds_avoided > 0
 
 
+def test_a_block_is_one_variant_in_a_row(turns) -> None:
+    activate()
+    _, found, _ = turns(block=3, wanted=4)
+    assert all(len(steps) == 3 for turn in found for steps in turn.values())
+    kinds = [{step.kind for steps in turn.values() for step in steps} for turn in found]
+    assert all(len(each) == 1 for each in kinds)
+
+
 @pytest.mark.parametrize("parts", [False, True])
 def test_hooks_are_on_again_and_can_be_taken_off(turns, parts) -> None:
     activate()
     _, found, runner = turns(parts=parts)
     assert "prepare_attn" in vars(runner.model_state)
-    assert (len(found[0]["on"].parts) > 1) == parts
-    assert all(block.parts[WHOLE] > 0 for turn in found for block in turn.values())
+    steps = [step for turn in found for each in turn.values() for step in each]
+    assert all(step.parts[WHOLE] > 0 for step in steps)
+    assert all((len(step.parts) > 1) == parts for step in steps)
     (session,) = sessions()
     session.pause()
     assert "prepare_attn" not in vars(runner.model_state)
     assert "dispatch" not in vars(runner.speculator.prefill_cudagraph_manager)
     assert "dispatch" not in vars(runner.cudagraph_manager)
+
+
+def test_a_profile_and_what_is_collected_of_it(vllm, start, monkeypatch) -> None:
+    activate()
+    monkeypatch.setattr(_engine, "prompts", lambda count, seed, longest: [[1, 2, 3, 4]] * count)
+    options = SimpleNamespace(concurrency=[1, 2], turns=12, profile_seconds=20.0)
+    llm = start()
+    begin = _engine.begin
+    monkeypatch.setattr(_engine, "begin", lambda llm, prompts, new: begin(llm, prompts, 80))
+    found = profile(llm, options)
+    assert set(found) == {"1", "2"}
+    for each in found.values():
+        assert each["off"]["steps"] == each["turns"]["whole"] == 12
+        assert each["off"]["median_us"]["execute_model / metadata build"] > 0
+        figures = list(_of_a_step("here", each))
+        assert len([figure for figure in figures if " adds " in figure.name]) in (2, 4)
+        limits = {figure.name for figure in figures if figure.target is not None}
+        if vllm.version == "0.20.2":
+            assert all("not saved" in name for name in limits)
+        else:
+            assert limits == {"here: on adds where graphshare has hooks"}
+    assert found["1"]["steps_since_a_change"]["blocks"] == 3
 
 
 def test_a_turn_is_compared_with_itself() -> None:
@@ -127,7 +168,7 @@ def test_a_turn_is_compared_with_itself() -> None:
             "off": {WHOLE: 1000e-6 * slow},
             "skipped": {WHOLE: 890e-6 * slow},
         }
-        return {name: _steps.Block(None, parts) for name, parts in block.items()}
+        return {name: [_steps.Step(None, parts)] for name, parts in block.items()}
 
     whole = [turn(1.0)] * 9 + [turn(1.5)] * 8
     found = compared(whole, whole)

@@ -100,7 +100,7 @@ class Serving:
                     desc: replaying(desc, pool.bind(desc)) if desc in pool else graph
                     for desc, graph in manager.graphs.items()
                 }
-                patches.set(manager, "graphs", graphs)
+                patches.set(manager, "graphs", _Graphs(graphs))
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -312,6 +312,27 @@ def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: in
             if each.num_tokens == num_tokens:
                 return each
     return kind(cg_mode=modes.NONE, num_tokens=num_tokens, num_reqs=num_reqs)
+
+
+class _Graphs(dict[Any, Any]):
+    """What vLLM looks into for a graph.
+
+    It looks twice at each launch, and a descriptor is hashed in Python: those that were captured
+    are found by what they are instead.
+    """
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, graphs: dict[Any, Any]) -> None:
+        super().__init__(graphs)
+        self._by_id = {id(desc): graph for desc, graph in graphs.items()}
+
+    def __contains__(self, desc: object) -> bool:
+        return id(desc) in self._by_id or super().__contains__(desc)
+
+    def __getitem__(self, desc: Any) -> Any:
+        found = self._by_id.get(id(desc))
+        return super().__getitem__(desc) if found is None else found
 
 
 class _Replay:

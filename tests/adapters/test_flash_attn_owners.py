@@ -311,6 +311,23 @@ def test_contents_do_not_depend_on_what_the_library_leaves_undefined():
     assert owner._schedule[13:].eq(0).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_key_or_no_batch_is_refused_before_anything_is_written(kind):
+    owner = make_owner(kind)
+    (batch,) = batches_of(KEYS[0], 1)
+    owner.build(KEYS[0], batch, Phase.REPLAY)
+    before = owner._buffers._memory.clone()
+    for key in (8, None, (8, 4), "key"):
+        for given in (None, batch):
+            with pytest.raises(TypeError, match="key: expected a BatchDescriptor"):
+                owner.build(key, given, Phase.REPLAY)
+    for key in KEYS:
+        for given in (8, "batch", ([1], [1], [[1]])):
+            with pytest.raises(TypeError, match="batch: expected a PagedBatch"):
+                owner.build(key, given, Phase.REPLAY)
+    assert torch.equal(owner._buffers._memory, before)
+
+
 # What is refused when an owner is made.
 
 

@@ -29,7 +29,7 @@ from graphshare.adapters.flashinfer import (
     UnsupportedFlashInferError,
 )
 from graphshare.adapters.flashinfer.library import PRIVATE, find_flashinfer
-from graphshare.adapters.paged import PagedBatch, PagedCapacity
+from graphshare.adapters.paged import PagedBatch, PagedCapacity, dummy_batch
 from graphshare.adapters.paged.shape import AttentionShape
 from graphshare.testing import assert_owner_conforms
 from tests.flashinfer_library import make_library
@@ -386,4 +386,22 @@ def test_a_key_beyond_the_capacity_is_refused(kind: str, key: BatchDescriptor) -
     before = owner.lists.memory.clone()
     with pytest.raises(ValueError, match="key: expected at most"):
         owner.build(key, None, Phase.WARMUP)
+    assert torch.equal(owner.lists.memory, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_key_or_no_batch_is_refused_before_anything_is_written(kind: str) -> None:
+    owner = make_owner(kind)
+    batch = dummy_batch(KEYS[0], CAPACITY)
+    owner.build(KEYS[0], batch, Phase.REPLAY)
+    before = owner.lists.memory.clone()
+    wrong: Any
+    for wrong in (8, None, (8, 4), "key"):
+        for step in (None, batch):
+            with pytest.raises(TypeError, match="key: expected a BatchDescriptor"):
+                owner.build(wrong, step, Phase.REPLAY)
+    for key in KEYS:
+        for wrong in (8, "batch", ([1], [1], [[1]])):
+            with pytest.raises(TypeError, match="batch: expected a PagedBatch"):
+                owner.build(key, wrong, Phase.REPLAY)
     assert torch.equal(owner.lists.memory, before)

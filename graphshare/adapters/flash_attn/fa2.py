@@ -210,6 +210,7 @@ class FlashAttention2Owner(FlashAttention2):
         """Write ``batch`` for ``key``; without one, requests that fill the key.
 
         Raises:
+            TypeError: For what is no batch, or no descriptor; nothing is written then.
             ValueError: For a batch that the key or the capacity does not hold, or, in a uniform
                 key, requests of other lengths; nothing is written then.
         """

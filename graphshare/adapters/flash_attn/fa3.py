@@ -265,6 +265,7 @@ class FlashAttention3Owner(FlashAttention3):
         """Write and plan ``batch`` for ``key``; without one, requests that fill the key.
 
         Raises:
+            TypeError: For what is no batch, or no descriptor; nothing is written then.
             ValueError: For a batch that the key or the capacity does not hold; nothing is written
                 then.
             UnsupportedBuildError: The library's plan has not the size that a launch takes.

@@ -147,6 +147,7 @@ class FlashInferOwner(FlashInfer):
 
         Raises:
             CaptureError: The current stream is capturing; nothing is written then.
+            TypeError: What is no batch, or no descriptor; nothing is written then.
             ValueError: For a batch that the key or the capacity does not hold, in a uniform key
                 for requests of other lengths, or for a key that the capacity or the kernel does
                 not take; nothing is written then.
@@ -217,6 +218,7 @@ class FlashInferOwner(FlashInfer):
 
     def _prepare(self, key: BatchDescriptor) -> _Prepared:
         """Make what a key needs, planned for as many rows as a batch may have."""
+        self.capacity.check_key(key)
         kernel = self.kernel_of(key)
         views = self.lists.views(key)
         host = self.lists.write(key, dummy_batch(key, self.capacity))

@@ -266,11 +266,15 @@ def check_lengths(key: BatchDescriptor, batch: PagedBatch) -> None:
     """Refuse a batch of a uniform key in which a request has another number of rows.
 
     Raises:
-        TypeError: It is no batch.
+        TypeError: It is no batch, or the key no descriptor.
         ValueError: It has such a request.
     """
     _check_batch(batch)
-    length = key.uniform_query_len
+    try:
+        length = key.uniform_query_len
+    except AttributeError:
+        _check_descriptor(key)
+        raise
     if length is not None and (
         batch.max_query_len > length or batch.num_tokens != length * batch.num_reqs
     ):

@@ -6,6 +6,7 @@ own, since their timers are a load too: what is said of the whole step comes fro
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -41,23 +42,31 @@ def profile(llm: Any, options: Any) -> dict[str, Any]:
     variants = names(session)
     found: dict[str, Any] = {}
     switch = Switch(session, _engine.runner())
-    seconds = options.profile_seconds / (2 * len(options.concurrency) + 0.5)
-    for concurrency in options.concurrency:
-        ask = {"concurrency": concurrency, "turns": options.turns, "seconds": seconds}
-        whole = in_turns(llm, switch, variants, **ask)
-        with timed_parts(switch) as parts:
+    seconds = options.profile_seconds / (1.5 * len(options.concurrency) + 0.5)
+    for concurrency, turns in zip(
+        options.concurrency, _by_concurrency(options.turns), strict=False
+    ):
+        ask = {"concurrency": concurrency, "seconds": seconds}
+        whole = in_turns(llm, switch, variants, turns=turns, **ask)
+        ask = {"concurrency": concurrency, "seconds": seconds / 2, "turns": turns // 2}
+        with timed_parts(switch) as parts:  # which vary less than a step
             apart = in_turns(llm, switch, variants, parts=parts, **ask)
         found[str(concurrency)] = {
             name: _medians([turn[name][0].parts for turn in apart]) for name in variants
         } | compared(whole, apart)
     with timed_parts(switch) as parts:
-        ask = {"concurrency": options.concurrency[0], "turns": max(options.turns // 4, 1)}
+        ask = {"concurrency": options.concurrency[0], "turns": options.turns[0] // 8}
         blocks = in_turns(
-            llm, switch, variants, parts=parts, block=BLOCK, seconds=seconds / 2, **ask
+            llm, switch, ["on", "off"], parts=parts, block=BLOCK, seconds=seconds / 2, **ask
         )
     found[str(options.concurrency[0])]["steps_since_a_change"] = _since_a_change(blocks)
     switch.end()
     return found
+
+
+def _by_concurrency(turns: Sequence[int]) -> Iterator[int]:
+    yield from turns
+    yield from itertools.repeat(turns[-1])
 
 
 def _medians(steps: Sequence[Parts]) -> dict[str, Any]:
@@ -120,7 +129,8 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
 
 def _since_a_change(blocks: Sequence[Turn]) -> dict[str, Any]:
     """What the hooks add in the first step of a block, and in those after it."""
-    of = _hooked(blocks[0])
+    # The rebuild, where there is one, is no matter of a change.
+    of = _hooked(())
 
     def adds(places: Sequence[int]) -> dict[str, float]:
         return interval(

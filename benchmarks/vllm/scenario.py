@@ -222,17 +222,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         return {"vllm": vllm.__version__, "torch": torch.__version__, "sessions": len(sessions())}
 
+    def seen() -> dict[str, Any]:
+        return {name: _plain(value) for name, value in _fields(statistics()).items()}
+
     guarded("start", begin)
     guarded("machine", machine)
     guarded("draft_saw", upstream.found)
     upstream.unwatch()
     for name in options.tasks:
-        if name in TAKE_TIMES:
-            while options.wait_for is not None and not options.wait_for.exists():
-                time.sleep(0.5)
+        if name in TAKE_TIMES and options.wait_for is not None:
+            guarded("statistics", seen)
+            go = options.wait_for.with_name(f"{options.wait_for.name}-{name}")
+            while not go.exists():
+                time.sleep(0.2)
         if kept:
             guarded(name, lambda name=name: TASKS[name](kept[0], options))
-    guarded("statistics", lambda: {k: _plain(v) for k, v in _fields(statistics()).items()})
+    guarded("statistics", seen)
     print(f"{options.json.stem}: done in {time.perf_counter() - began:.0f} s", flush=True)
     os._exit(0)  # an engine whose step was refused does not end well
 
@@ -249,11 +254,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="of the end-to-end times, in all"
     )
-    parser.add_argument("--turns", type=int, default=200, help="of a profile's variants")
+    parser.add_argument(
+        "--turns",
+        type=int,
+        nargs="+",
+        default=[600, 300],
+        help="of a profile's variants, by concurrency; the last goes on",
+    )
     parser.add_argument(
         "--profile-seconds", type=float, default=60.0, help="in all; then fewer turns"
     )
-    parser.add_argument("--wait-for", type=Path, help="take times when this file is there")
+    parser.add_argument(
+        "--wait-for", type=Path, help="take times when this file is there, with -TASK at its end"
+    )
     parser.add_argument("--json", type=Path, required=True)
     return parser
 

@@ -140,14 +140,15 @@ def test_hooks_are_on_again_and_can_be_taken_off(turns, parts) -> None:
 def test_a_profile_and_what_is_collected_of_it(vllm, start, monkeypatch) -> None:
     activate()
     monkeypatch.setattr(_engine, "prompts", lambda count, seed, longest: [[1, 2, 3, 4]] * count)
-    options = SimpleNamespace(concurrency=[1, 2], turns=12, profile_seconds=20.0)
+    options = SimpleNamespace(concurrency=[1, 2], turns=[16, 12], profile_seconds=20.0)
     llm = start()
     begin = _engine.begin
     monkeypatch.setattr(_engine, "begin", lambda llm, prompts, new: begin(llm, prompts, 80))
     found = profile(llm, options)
     assert set(found) == {"1", "2"}
+    assert [each["turns"]["whole"] for each in found.values()] == [16, 12]
     for each in found.values():
-        assert each["off"]["steps"] == each["turns"]["whole"] == 12
+        assert each["off"]["steps"] == each["turns"]["apart"] == each["turns"]["whole"] // 2
         assert each["off"]["median_us"]["execute_model / metadata build"] > 0
         figures = list(_of_a_step("here", each))
         assert len([figure for figure in figures if " adds " in figure.name]) in (2, 4)
@@ -156,7 +157,7 @@ def test_a_profile_and_what_is_collected_of_it(vllm, start, monkeypatch) -> None
             assert all("not saved" in name for name in limits)
         else:
             assert limits == {"here: on adds where graphshare has hooks"}
-    assert found["1"]["steps_since_a_change"]["blocks"] == 3
+    assert found["1"]["steps_since_a_change"]["blocks"] == 2
 
 
 def test_a_turn_is_compared_with_itself() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from graphshare import (
     AddressChangedError,
     BakedValueChangedError,
+    ReleasedStateError,
     StaleStateError,
     StateDifferenceError,
 )
-from graphshare.adapters.vllm import activate, sessions, statistics
+from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import requests, serve
 
@@ -141,3 +144,36 @@ def test_verify_finds_a_draft_that_builds_otherwise(vllm) -> None:
     executed(runner)
     with pytest.raises(StateDifferenceError, match="scheduler_metadata"):
         runner.speculator.prefill_cudagraph_manager.run_fullgraph(runner.ran[-1])
+
+
+# What stands for the graphs.
+
+
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_graphs_that_somebody_kept_are_refused_once_it_is_over(vllm, mode) -> None:
+    activate(mode)
+    runner = vllm.start()
+    executed(runner)  # leaves a replay of the draft
+    desc = runner.ran[-1]
+    kept = [runner.cudagraph_manager.graphs[desc]]
+    kept.append(runner.speculator.prefill_cudagraph_manager.graphs[desc])
+    deactivate()
+    for graph in kept:
+        with pytest.raises(ReleasedStateError):
+            graph.replay()
+
+
+def test_a_descriptor_that_is_equal_finds_its_graph_too(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    for manager in (runner.cudagraph_manager, runner.speculator.prefill_cudagraph_manager):
+        for desc, graph in dict(manager.graphs).items():
+            other = replace(desc)
+            assert other is not desc
+            assert desc in manager.graphs
+            assert other in manager.graphs
+            assert manager.graphs[desc] is manager.graphs[other] is graph
+        missing = replace(desc, num_tokens=7)
+        assert missing not in manager.graphs
+        with pytest.raises(KeyError):
+            manager.graphs[missing]

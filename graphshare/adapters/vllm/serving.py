@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
+from graphshare.adapters.vllm.launches import Graphs, Replay
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.lease import Lease
@@ -100,7 +101,7 @@ class Serving:
                     desc: replaying(desc, pool.bind(desc)) if desc in pool else graph
                     for desc, graph in manager.graphs.items()
                 }
-                patches.set(manager, "graphs", _Graphs(graphs))
+                patches.set(manager, "graphs", Graphs(graphs))
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -121,9 +122,9 @@ class Serving:
     def _draft_replay(self) -> Callable[[Any, Any], Any]:
         def replaying(desc: Any, bound: Any) -> Any:
             if not self.prefill.holdings.entries[desc].lease.borrowed:
-                return _Replay(lambda: self._replay_own(desc, bound))
+                return Replay(lambda: self._replay_own(desc, bound))
             if self._verify:
-                return _Replay(lambda: self._replay_verified(desc, bound))
+                return Replay(lambda: self._replay_verified(desc, bound))
             return bound
 
         return replaying
@@ -312,33 +313,3 @@ def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: in
             if each.num_tokens == num_tokens:
                 return each
     return kind(cg_mode=modes.NONE, num_tokens=num_tokens, num_reqs=num_reqs)
-
-
-class _Graphs(dict[Any, Any]):
-    """What vLLM looks into for a graph.
-
-    It looks twice at each launch, and a descriptor is hashed in Python: those that were captured
-    are found by what they are instead.
-    """
-
-    __slots__ = ("_by_id",)
-
-    def __init__(self, graphs: dict[Any, Any]) -> None:
-        super().__init__(graphs)
-        self._by_id = {id(desc): graph for desc, graph in graphs.items()}
-
-    def __contains__(self, desc: object) -> bool:
-        return id(desc) in self._by_id or super().__contains__(desc)
-
-    def __getitem__(self, desc: Any) -> Any:
-        found = self._by_id.get(id(desc))
-        return super().__getitem__(desc) if found is None else found
-
-
-class _Replay:
-    """A graph to vLLM: something with ``replay``."""
-
-    __slots__ = ("replay",)
-
-    def __init__(self, replay: Callable[[], None]) -> None:
-        self.replay = replay

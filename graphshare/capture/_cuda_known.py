@@ -110,7 +110,7 @@ class KnownMemory:
         return layout
 
     def are_memory(
-        self, driver: GraphDriver, values: torch.Tensor, more: Sequence[tuple[int, int]]
+        self, driver: GraphDriver, values: torch.Tensor, more: Sequence[tuple[int, int]] = ()
     ) -> torch.Tensor:
         """Say which numbers are, or were at the capture, addresses of memory that anybody has.
 

@@ -233,18 +233,15 @@ class GraphIndex:
         kernels = words[: structure.words]
         may_be = (words >= _LEAST) & (words < _MOST)
         may_be[: structure.words] &= structure.aligned
-        # Where a graph allocates memory, numbers are addresses that are none in others.
-        usual = None if self.allocations else structure.usual
-        if usual is not None:
-            may_be[: structure.words] &= kernels != usual
+        if not self.allocations:  # else numbers are addresses that are none in other graphs
+            self._learn(rows)
+            may_be[: structure.words] &= kernels != structure.usual
         places = may_be.nonzero().flatten()
         values = words[places]
         are = self._known.are_memory(self.driver, values, self.allocations)
         are |= places >= structure.words  # an address, whoever has the memory
         places, values = places[are], values[are]
         self._places = places.tolist()
-        if usual is None and not self.allocations:
-            self._learn(rows)
         self._find_maps(kernels)
         moving = ~fixed.hold(values)
         by_slot, slots = values[moving].unique(return_inverse=True)  # in ascending order
@@ -260,17 +257,17 @@ class GraphIndex:
         return numbers[torch.searchsorted(begins, places, right=True) - 1]
 
     def _learn(self, rows: list[Rows]) -> None:
-        """Remember what a node of a function holds that is no address: others hold the same."""
-        places = self._places
+        """Ask about what a node of each function holds that is no address: most hold the same."""
+        words, aligned = self.word_tensor, self._structure.aligned
         for each in rows:
             layout, begin = each.layout, each.base
-            if layout.usual is not None:
-                continue
-            end = begin + layout.words
-            usual = self.word_tensor[begin:end].clone()
-            for place in places[bisect_left(places, begin) : bisect_left(places, end)]:
-                usual[place - begin] = 0
-            layout.usual = usual
+            if layout.usual is None:
+                end = begin + layout.words
+                usual = words[begin:end].clone()
+                may_be = (usual >= _LEAST) & (usual < _MOST) & aligned[begin:end]
+                are = self._known.are_memory(self.driver, usual[may_be])
+                usual[may_be] = usual[may_be].where(~are, 0)
+                layout.usual = usual
 
     def _find_maps(self, kernels: torch.Tensor) -> None:
         """Find the tensor maps; seal the nodes that have one whose address cannot be told."""

@@ -141,65 +141,54 @@ class Structure:
         *self.bases, self.words = accumulate(
             (layout.words * rows for layout, _, rows in shape), initial=0
         )
-        self._firsts = [
-            base + layout.words * row
-            for base, (layout, _, rows) in zip(self.bases, shape, strict=True)
-            for row in range(rows)
-        ]
-        self.begins = _tensor(self._firsts)
-        aligned = bytearray()
-        starts: list[int] = []
+        begins, starts, aligned = [_tensor(())], [_tensor(())], bytearray()
         for base, (layout, _, rows) in zip(self.bases, shape, strict=True):
-            aligned += layout.aligned * rows
+            each = base + layout.words * torch.arange(rows, device="cpu")
+            begins.append(each)
             if layout.starts:
-                for first in range(base, base + layout.words * rows, layout.words):
-                    starts += [first + start for start in layout.starts]
+                starts.append((each[:, None] + _tensor(layout.starts)).flatten())
+            aligned += layout.aligned * rows
+        self.begins, self.starts = torch.cat(begins), torch.cat(starts)
         self.aligned = _bools(aligned)
-        self.starts = _tensor(starts)
         self._usual: torch.Tensor | None = None
-        self._prepare_pointers()
+        self._prepare_copies()
 
-    def _prepare_pointers(self) -> None:
-        """Work out where the pointers to parameters are put, and what each should be."""
-        self._in_one: list[int] = []  # the first bytes of the rows of nodes with one buffer
-        self._one_by_one: list[int] = []  # and of the others
-        self._layouts: list[FunctionLayout] = []  # of those
-        offsets: list[int] = []
-        owner: list[int] = []
-        counts: list[int] = []
-        firsts = iter(self._firsts)
-        for layout, in_one, rows in self._shape:
-            begins = [8 * next(firsts) for _ in range(rows)]
+    def _prepare_copies(self) -> None:
+        """Work out what is copied where, in bytes from the first word, row by row."""
+        self._in_one: list[int] = []  # targets of the nodes with one buffer
+        self._pointed: list[FunctionLayout] = []  # of the nodes with pointers
+        self._targets: list[int] = []  # of those, where the first parameter begins
+        self._sizes: list[int] = []  # from there to the end of the last
+        self._counts: list[int] = []  # of pointers
+        offsets: list[int] = []  # of the parameter that each pointer is to
+        for base, (layout, in_one, rows) in zip(self.bases, self._shape, strict=True):
+            if not layout.words:
+                continue
+            places = range(8 * base, 8 * (base + layout.words * rows), 8 * layout.words)
             if in_one:
-                self._in_one += begins
-            elif layout.params:
-                each = [offset for offset, _ in layout.params]
-                for _ in range(rows):
-                    owner += repeat(len(counts), len(each))
-                    counts.append(len(each))
-                offsets += each * rows
-                self._one_by_one += begins
-                self._layouts += repeat(layout, rows)
-        self._offsets, self._owner = _tensor(offsets), _tensor(owner)
-        *first, self._count = accumulate(counts, initial=0)
-        self._first_places = first
-        self._first = _tensor(first)
-        self._counts = counts
+                self._in_one += places
+                continue
+            self._pointed += repeat(layout, rows)
+            self._targets += (place + layout.begin for place in places)
+            self._sizes += repeat(layout.nbytes - layout.begin, rows)
+            self._counts += repeat(len(layout.params), rows)
+            offsets += [offset for offset, _ in layout.params] * rows
+        *self._firsts, self._pointers = accumulate(self._counts, initial=0)
+        self._offsets, self._first = _tensor(offsets), _tensor(self._firsts)
+        self._begin = _tensor(layout.begin for layout in self._pointed)
+        counts = _tensor(self._counts)
+        self._owner = torch.arange(len(counts), device="cpu").repeat_interleave(counts)
 
     @property
-    def usual(self) -> torch.Tensor | None:
-        """For each word a value that is no address, ``[words]``, int64; ``None`` if not known."""
-        if self._usual is None and all(
-            layout.usual is not None for layout, _, _ in self._shape if layout.words
-        ):
-            self._usual = torch.cat(
-                [
-                    layout.usual.repeat(rows)
-                    for layout, _, rows in self._shape
-                    if layout.usual is not None
-                ]
-                or [_tensor(())]
-            )
+    def usual(self) -> torch.Tensor:
+        """For each word one that is no address, ``[words]``, int64; known of each layout."""
+        if self._usual is None:
+            each = [
+                layout.usual.repeat(rows)
+                for layout, _, rows in self._shape
+                if layout.usual is not None
+            ]
+            self._usual = torch.cat([_tensor(()), *each])
         return self._usual
 
     def copy(self, rows: Sequence[Rows], address: int) -> None:
@@ -209,31 +198,26 @@ class Structure:
             rows: Of the graph that has this structure.
             address: Where the memory for them begins; it is zero.
         """
-        given = [each for each in rows if each.in_one]
-        if given:
-            _copy_all(
-                [address + begin for begin in self._in_one],
-                [source for each in given for source in each.sources],
-                [size for each in given for size in each.sizes],
-            )
-        if self._one_by_one:
+        with_words = [each for each in rows if each.layout.words]
+        given = [each for each in with_words if each.in_one]
+        _copy_all(
+            [address + begin for begin in self._in_one],
+            [source for each in given for source in each.sources],
+            [size for each in given for size in each.sizes],
+        )
+        if self._pointed:
             self._copy_pointed(
-                [
-                    source
-                    for each in rows
-                    if not each.in_one and each.layout.params
-                    for source in each.sources
-                ],
+                [source for each in with_words if not each.in_one for source in each.sources],
                 address,
             )
         for each, base in zip(rows, self.bases, strict=True):
             each.lie_at(address + 8 * base, base)
 
     def _copy_pointed(self, sources: list[int], address: int) -> None:
-        held = bytearray(8 * self._count)
+        held = bytearray(8 * self._pointers)
         at = ctypes.addressof((ctypes.c_char * len(held)).from_buffer(held))
         _copy_all(
-            [at + 8 * first for first in self._first_places],
+            [at + 8 * first for first in self._firsts],
             sources,
             [8 * count for count in self._counts],
         )
@@ -243,24 +227,20 @@ class Structure:
         # The driver was seen to keep the parameters as the device is to see them, which is one
         # copy then; whether it does is looked at for each node.
         apart = begins != first[self._owner]
-        scattered = set(self._owner[apart].tolist()) if bool(apart.any()) else ()
-        places, layouts = self._one_by_one, self._layouts
-        found: list[int] = first.tolist()
-        together = (
-            range(len(found))
-            if not scattered
-            else [row for row in range(len(found)) if row not in scattered]
-        )
-        _copy_all(
-            [address + places[row] + layouts[row].begin for row in together],
-            [found[row] + layouts[row].begin for row in together],
-            [layouts[row].nbytes - layouts[row].begin for row in together],
-        )
-        for row in scattered:
-            start = self._first_places[row]
+        targets = [address + target for target in self._targets]
+        found: list[int] = (first + self._begin).tolist()
+        if not bool(apart.any()):
+            _copy_all(targets, found, self._sizes)
+            return
+        scattered = set(self._owner[apart].tolist())
+        for row, (target, source, size) in enumerate(zip(targets, found, self._sizes, strict=True)):
+            if row not in scattered:
+                _move(target, source, size)
+                continue
+            layout, start = self._pointed[row], self._firsts[row]
             each = pointers[start : start + self._counts[row]].tolist()
-            for pointer, (offset, size) in zip(each, layouts[row].params, strict=True):
-                _move(address + places[row] + offset, pointer, size)
+            for pointer, (offset, length) in zip(each, layout.params, strict=True):
+                _move(target - layout.begin + offset, pointer, length)
 
 
 def _copy_all(targets: Iterable[int], sources: Iterable[int], sizes: Iterable[int]) -> None:

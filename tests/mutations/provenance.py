@@ -445,8 +445,8 @@ MUTATIONS = (
         "addresses-taken-for-usual",
         "an address is found in each graph of a function, however alike they are",
         "capture/_cuda_nodes.py",
-        "                usual[place - begin] = 0\n",
-        "                pass\n",
+        "                usual[may_be] = usual[may_be].where(~are, 0)\n",
+        "                del are\n",
         (
             f"{_INDEX}test_graphs_that_were_captured_together_ask_once",
             f"{_INDEX}test_what_one_node_has_in_the_place_of_anothers_number_is_found",
@@ -456,8 +456,8 @@ MUTATIONS = (
         "usual-where-a-graph-allocates",
         "a number is an address in a graph that allocates there, though in no other",
         "capture/_cuda_nodes.py",
-        "        usual = None if self.allocations else structure.usual\n",
-        "        usual = structure.usual\n",
+        "        if not self.allocations:  # else",
+        "        if True:  # else",
         (f"{_INDEX}test_what_is_known_to_be_no_address_is_one_in_a_graph_that_allocates_there",),
     ),
     Mutation(

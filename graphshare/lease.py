@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["NEVER", "Lease", "PoolClock", "Staleness", "Why", "Writer", "regrant"]
+__all__ = ["NEVER", "Lease", "PoolClock", "Staleness", "Why", "Writer"]
 
 _UNLIMITED = 1 << 62
 
@@ -158,9 +158,3 @@ class Lease:
         """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
         used = self.why is None and self.left != self.limit
         return self.avoided + (self.borrowed and used)
-
-
-def regrant(leases: Sequence[Lease]) -> None:
-    """Grant each of some leases again."""
-    for lease in leases:
-        lease.grant()

@@ -156,7 +156,8 @@ class GraphPool(InspectedPool[K]):
         if key is not self._refreshed:
             entry = self._by_id.get(id(key)) or self.lookup(key, "refresh")
             self._refreshed, self._refresh = key, entry.refresh
-        self._refresh(batch)
+        refresh = self._refresh
+        refresh(batch)
 
     def replay(self, key: K, copy: bool = False) -> Any:
         """Launch the graph of ``key`` and return what its forward returned at capture.

@@ -7,14 +7,14 @@ have changed is looked at where there was one: the ledger counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
 from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
-from graphshare.lease import Lease, Staleness, Why, Writer, regrant
+from graphshare.lease import Lease, Staleness, Why, Writer
 from graphshare.owner import Phase, name_build
 from graphshare.reach import Reach
 from graphshare.refusals import Refusals
@@ -137,25 +137,20 @@ def prepare_acceptance(
     return _InFull(entry, refuse, tally, latest, device, watch, builds=False).refresh()
 
 
-_Known = tuple[
-    int,
-    Lease | None,
-    tuple[Lease, ...],
-    Callable[[Any], bool],
-    Callable[..., bool] | None,
-    tuple[Any, ...],
-]
-"""What a refresh has at hand: the epoch in which nothing but this need be done, the lease of one
-other pool and those of all others, what compares a state with the layout, and what looks at it in
-line: a guard of its tensors and constants, if there is one."""
+_Constants = tuple[Any, ...] | None
+_Known = tuple[int, Lease | None, Callable[[Any], bool], _Constants]
+"""What a refresh has at hand: the epoch in which nothing but this need be done, a lease of another
+pool, what compares a state with the layout, and what it is looked at with in line: a guard of its
+tensors and constants, if there is a guard."""
 
 
 class _InFull:
     """What a refresh of one key does where something has happened since the last one."""
 
     __slots__ = (
-        "_begun", "_builds", "_device", "_latest", "_overwritten", "_reach", "_refuse", "_tally",
-        "_taken", "_takes", "by", "key", "lease", "ledger", "nothing_known", "record", "watch",
+        "_begun", "_builds", "_constants", "_device", "_latest", "_overwritten", "_reach",
+        "_refuse", "_taken", "_takes", "_tally", "by", "key", "lease", "ledger", "matches",
+        "nothing_known", "others", "record", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -177,10 +172,13 @@ class _InFull:
         self._builds = builds
         self._reach, self._overwritten = Reach(), Why(Staleness.OVERWRITTEN, self.by)
         self._begun = -1
-        self.nothing_known: _Known = (-1, None, (), _anything, None, ())
+        self.nothing_known: _Known = (-1, None, _anything, None)
+        self.matches: Callable[[Any], bool] = _anything
+        self.others: Sequence[Lease] = ()
         # What a function with the check in line is made of; the checker whose constants it has.
         self._takes: Callable[..., Any] | None = None
-        self._taken: tuple[LayoutChecker | None, tuple[Any, ...] | None] = (None, None)
+        self._taken: tuple[LayoutChecker | None, tuple[Any, ...]] = (None, ())
+        self._constants: _Constants = None
 
     def refresh(self) -> Callable[[Any], None]:
         """Return the function that does it all, and asks this object for what is not steady."""
@@ -206,19 +204,25 @@ class _InFull:
             self.lease,
             self.lease.limit,
             self.watch,
-            regrant,
         )
         if count:
             self.watch.in_line(count, hold)
         return refresh
 
-    def begin(self) -> None:
-        """Before the build: whom it may write over becomes stale (rule 2)."""
+    def begin(self) -> _Constants:
+        """Before the build: whom it may write over becomes stale (rule 2).
+
+        Returns:
+            What the state is looked at with in line.
+        """
         order = self.record.order
         if order is not None:
             order.before_build()
         self._reach.overwrite(self.record, self.key, self._overwritten)
         self._begun = self.ledger.epoch
+        if self._takes is not None:
+            self._constants = self._at_hand()
+        return self._constants
 
     def _ended(self) -> None:
         # An owner may refresh or capture another pool while it builds. Its own writes may be the
@@ -232,8 +236,12 @@ class _InFull:
         self.record.spoil(Why(Staleness.BUILD_FAILED, self.by))
         name_build(error, self._refuse.name, self.key, Phase.REPLAY)
 
-    def finish(self, state: Any) -> _Known:
+    def finish(self, state: Any, right: bool) -> _Known:
         """After the build, whoever began it: look at what came of it, and make the state fresh.
+
+        Args:
+            state: The state.
+            right: Whether it was looked at in line, with what was at hand, and is right.
 
         Returns:
             What is known from now on.
@@ -242,10 +250,10 @@ class _InFull:
             AddressChangedError, BakedValueChangedError: No graph can read the state.
         """
         record, order, lease = self.record, self.record.order, self.lease
-        if order is not None and not self._builds:
-            order.before_build()
+        # What was at hand when the build began may be too old by now.
+        right = right and self.ledger.epoch == self._begun
         self._ended()
-        matches = self._check(state)
+        matches = self._check(state, right=right)
         if order is not None:
             order.after_build()
         if record.why is not None:
@@ -266,27 +274,49 @@ class _InFull:
         if self._latest.newest is not record:
             self._latest.supersede(record, self.by)
         steady = self.ledger.epoch if order is None else -1
-        first, *others = record.borrowers or (None,)
-        return steady, first, tuple(others), matches, *self._in_line()
+        borrowers = record.borrowers
+        first = borrowers[0] if borrowers else None
+        self.others = borrowers[1:] if len(borrowers) > 1 else ()
+        self.matches = matches
+        if self._takes is not None and not right:
+            self._constants = self._at_hand()
+        return steady, first, matches, self._constants
 
-    def _in_line(self) -> tuple[Callable[..., bool] | None, tuple[Any, ...]]:
-        """Return the guard and the constants of what is looked at in line, if they are known."""
-        checker = self.record.checker if self.record.wants_check else None
-        if self._takes is None or checker is None:
-            return None, ()
-        before, constants = self._taken
-        if checker is not before:  # the state has gone to other memory
-            taking = checker.taking()
-            same = taking and _compiled(write_taking(taking, builds=self._builds)) is self._takes
-            constants = taking.constants if taking and same else None
-            self._taken = checker, constants
-        return (None, ()) if constants is None else (checker.learned(), constants)
+    def grant_others(self) -> None:
+        """Grant the leases that a refresh has not at hand."""
+        for lease in self.others:
+            lease.grant()
 
-    def _check(self, state: Any) -> Callable[[Any], bool]:
+    def _at_hand(self) -> _Constants:
+        record = self.record
+        if not record.wants_check:
+            return None
+        checker, constants = self._taken
+        if checker is not record.checker:  # the state has gone to other memory
+            checker, constants = self._take_anew()
+            self._constants = None
+        guard = checker.learned() if checker and constants else None
+        if guard is None:
+            return None
+        known = self._constants
+        return known if known and known[0] is guard else (guard, *constants)
+
+    def _take_anew(self) -> tuple[LayoutChecker | None, tuple[Any, ...]]:
+        checker = self.record.checker
+        taking = None if checker is None else checker.taking()
+        constants = ()
+        if taking and _compiled(write_taking(taking, builds=self._builds)) is self._takes:
+            constants = taking.constants
+        self._taken = checker, constants
+        return self._taken
+
+    def _check(self, state: Any, *, right: bool) -> Callable[[Any], bool]:
         record, watch, checker = self.record, self.watch, self.record.checker
         if checker is None or not record.wants_check:
             watch.chances = 0  # until somebody wants it looked at, when the watch is reset
             return _anything
+        if right:
+            return checker.matches
         if state is not watch.state or record.order is not None or not watch.unmoved():
             if not checker.matches(state):
                 self._look_closely(state)

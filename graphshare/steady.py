@@ -2,47 +2,37 @@
 
 A build leaves the processor's caches cold. What is called from a refresh then costs as much as the
 check in it, for the functions, closures and objects that are touched on the way: so it is one
-function, which calls nothing that can stand in line. It does what there is to do while nothing has
-happened since the last refresh; whatever is otherwise goes to ``full``, an object of
-:mod:`graphshare.refreshing`. For an owner that returns new objects it reads::
+function, which calls nothing that can stand in line, and has few variables of its closure, since
+each is an object too. It does what there is to do while nothing has happened since the last
+refresh; what has, goes to ``full``, an object of :mod:`graphshare.refreshing`. For an owner that
+returns new objects it reads, in short::
 
-    def make(ledger, owner, key, replay, full, record, lease, limit, watch, regrant):
-        steady, first, others, matches, guard, constants = full.nothing_known
-
-        def refresh(batch):
-            nonlocal steady, first, others, matches, guard, constants
-            if ledger.epoch is not steady:
-                full.begin()
+    def refresh(batch):
+        if ledger.epoch is not steady:
+            constants = full.begin()
+        v0 = owner.build(key, batch, replay)
+        right = False
+        while constants is not None:
             try:
-                v0 = owner.build(key, batch, replay)
-            except BaseException as error:
-                full.failed(error)
-                raise
-            while ledger.epoch is steady:
-                if guard is None:
-                    if not matches(v0):
-                        break
-                else:
-                    try:
-                        (
-                            c0,
-                            c1,
-                        ) = constants
-                        if type(v0) is not c0:
-                            break
-                        v1 = v0.lens
-                        if v1.data_ptr() != c1 or v1.is_nested:
-                            break
-                        if not guard(*(v1,)):
-                            break
-                    except Exception:
-                        break
-                record.state = v0
-                ...  # the leases
-                return
-            steady, first, others, matches, guard, constants = full.finish(v0)
-
-        return refresh, None
+                (
+                    guard,
+                    c0,
+                    c1,
+                ) = constants
+                if type(v0) is not c0:
+                    break
+                v1 = v0.lens
+                if v1.data_ptr() != c1 or v1.is_nested:
+                    break
+                right = guard(*(v1,))
+            except Exception:
+                pass
+            break
+        if ledger.epoch is steady and (right or (constants is None and full.matches(v0))):
+            record.state = v0
+            ...  # the leases
+            return
+        steady, first, matches, constants = full.finish(v0, right)
 """
 
 from __future__ import annotations
@@ -53,19 +43,9 @@ from graphshare.state import Taking
 
 __all__ = ["write_holding", "write_taking", "write_watching"]
 
-_KNOWN = "steady, first, others, matches, guard, constants"
-_MAKE = "def make(ledger, owner, key, replay, full, record, lease, limit, watch, regrant):"
-
-# The epoch by identity: each one is an object of its own, and its number need not be fetched.
-_BUILD = (
-    "if ledger.epoch is not steady:",
-    "    full.begin()",
-    "try:",
-    "    v0 = owner.build(key, batch, replay)",
-    "except BaseException as error:",
-    "    full.failed(error)",
-    "    raise",
-)
+_MAKE = "def make(ledger, owner, key, replay, full, record, lease, limit, watch):"
+_KNOWN = "steady, first, matches, constants"
+_FINISH = f"{_KNOWN} = full.finish(v0, {{}})"
 # As `Lease.grant`, for leases that nothing has stopped. Most states have one borrower at most.
 _LEASES = (
     "left = lease.left",
@@ -79,8 +59,8 @@ _LEASES = (
     "        first.granted += first.limit - left",
     "        first.left = first.limit",
     "        first.avoided += 1",
-    "    if others:",
-    "        regrant(others)",
+    "    if full.others:",
+    "        full.grant_others()",
     "return",
 )
 _WATCHED = (
@@ -93,15 +73,30 @@ def _within(lines: Iterable[str], depth: int = 1) -> list[str]:
     return [f"{'    ' * depth}{line}" for line in lines]
 
 
-def _refresh(look: Sequence[str], *, builds: bool) -> list[str]:
-    keep = ["record.state = v0"] if builds else []
+def _refresh(body: Sequence[str], *, builds: bool, begin: str = "full.begin()") -> list[str]:
+    # The epoch by identity: each one is an object of its own, and its number need not be fetched.
+    begins = ["if ledger.epoch is not steady:", f"    {begin}"]
+    build = [
+        "try:",
+        "    v0 = owner.build(key, batch, replay)",
+        "except BaseException as error:",
+        "    full.failed(error)",
+        "    raise",
+    ]
     return [
         f"def refresh({'batch' if builds else 'v0'}):",
-        *_within([f"nonlocal {_KNOWN}", *(_BUILD if builds else ())]),
-        "    while ledger.epoch is steady:",
-        *_within([*look, *keep, *_LEASES], 2),
-        f"    {_KNOWN} = full.finish(v0)",
+        *_within([f"nonlocal {_KNOWN}", *begins, *(build if builds else ()), *body]),
     ]
+
+
+def _keep(*, builds: bool) -> list[str]:
+    return ["record.state = v0"] if builds else []
+
+
+def _looking(look: Sequence[str], *, builds: bool) -> list[str]:
+    body = [*look, *_keep(builds=builds), *_LEASES]
+    body = ["while ledger.epoch is steady:", *_within(body), _FINISH.format(False)]
+    return _refresh(body, builds=builds)
 
 
 def _make(before: Sequence[str], functions: Sequence[str], result: str) -> str:
@@ -119,7 +114,7 @@ def write_watching(*, builds: bool) -> str:
     Returns:
         Source of ``make``, which returns the refresh and ``None``.
     """
-    return _make((), _refresh(_WATCHED, builds=builds), "refresh, None")
+    return _make((), _looking(_WATCHED, builds=builds), "refresh, None")
 
 
 def write_taking(taking: Taking, *, builds: bool) -> str:
@@ -132,17 +127,21 @@ def write_taking(taking: Taking, *, builds: bool) -> str:
     Returns:
         Source of ``make``, likewise.
     """
-    look = [
-        "if guard is None:",
-        "    if not matches(v0): break",
-        "else:",
+    look = [f"guard, {taking.names()}= constants", *taking.lines]
+    body = [
+        "right = False",
+        "while constants is not None:",
         "    try:",
-        *_within([f"{taking.names()}= constants"] if taking.constants else [], 2),
-        *_within([*taking.lines, f"if not guard(*{taking.tensors}): break"], 2),
+        *_within([*look, f"right = guard(*{taking.tensors})"], 2),
         "    except Exception:",
-        "        break",
+        "        pass",
+        "    break",
+        "if ledger.epoch is steady and (right or (constants is None and full.matches(v0))):",
+        *_within([*_keep(builds=builds), *_LEASES]),
+        _FINISH.format("right"),
     ]
-    return _make((), _refresh(look, builds=builds), "refresh, None")
+    begin = "constants = full.begin()"
+    return _make((), _refresh(body, builds=builds, begin=begin), "refresh, None")
 
 
 def write_holding(count: int) -> str:
@@ -157,22 +156,21 @@ def write_holding(count: int) -> str:
     """
     tensors = "".join(f"t{i}, " for i in range(count))
     addresses = "".join(f"a{i}, " for i in range(count))
-    everything = f"kept, alike, tensors, {tensors}{addresses}"
-    forget = [f"{everything.removesuffix(', ').replace(', ', ' = ')} = nothing"]
+    moved = " or ".join(f"t{i}.data_ptr() != a{i}" for i in range(count))
     hold = [
         "def hold(state, fixed):",
-        f"    nonlocal {everything.removesuffix(', ')}",
+        "    nonlocal kept, tensors, addresses, alike",
         "    if fixed is None:",
-        *_within(forget, 2),
+        "        kept = tensors = addresses = alike = nothing",
         "    else:",
-        "        kept, alike, tensors = state, fixed.alike, fixed.tensors",
-        f"        {tensors}= tensors",
-        f"        {addresses}= fixed.addresses",
+        "        kept, (tensors, addresses, alike) = state, fixed",
     ]
     look = [
         "if v0 is kept:",
         "    try:",
-        *(f"        if t{i}.data_ptr() != a{i}: break" for i in range(count)),
+        f"        {tensors}= tensors",
+        f"        {addresses}= addresses",
+        f"        if {moved}: break",
         # Not asked whether they are nested: see `write_unmoved`.
         "        if not alike(*tensors): break",
         "    except Exception:",
@@ -180,5 +178,5 @@ def write_holding(count: int) -> str:
         f"el{_WATCHED[0]}",
         *_WATCHED[1:],
     ]
-    before = ["nothing = object()", *forget]
-    return _make(before, [*hold, *_refresh(look, builds=True)], "refresh, hold")
+    before = ["nothing = object()", "kept = tensors = addresses = alike = nothing"]
+    return _make(before, [*hold, *_looking(look, builds=True)], "refresh, hold")

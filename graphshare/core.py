@@ -13,6 +13,7 @@ from graphshare.device import device_of
 from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
 from graphshare.holdings import Holdings, Source
+from graphshare.launches import strict_launch, writing_launch
 from graphshare.lease import PoolClock
 from graphshare.ledger import Ledger, OwnerBook, ledger_for
 from graphshare.ordering import StreamOrder
@@ -276,11 +277,11 @@ class PoolCore(Generic[K]):
     def _compose(self, entry: Entry[K]) -> None:
         """Put around the launch what the pool's options ask for; prepare refreshes."""
         if entry.writes_state:
-            entry.launch = _writing_launch(entry, self.name)
+            entry.launch = writing_launch(entry, self.name)
         if self.checks == "strict":
             if entry.record.order is None:
                 entry.record.order = StreamOrder(self.device)
-            entry.launch = _strict_launch(entry, self.refuse)
+            entry.launch = strict_launch(entry, self.refuse)
         if entry.borrowed:
             entry.refresh = refuse_refresh(entry, self.refuse)
         else:
@@ -295,33 +296,6 @@ class PoolCore(Generic[K]):
 
 def _refuse(batch: Any) -> None:
     raise RuntimeError(f"graphshare: a refresh of no key, for {batch!r}")
-
-
-def _writing_launch(entry: Entry[Any], name: str) -> Callable[[], None]:
-    record, lease, inner, by = entry.record, entry.lease, entry.launch, (name, entry.key)
-
-    def launch() -> None:
-        record.written_by_forward(by, lease)
-        inner()
-
-    return launch
-
-
-def _strict_launch(entry: Entry[Any], refuse: Refusals) -> Callable[[], None]:
-    record, inner, key = entry.record, entry.launch, entry.key
-    order = record.order
-
-    def launch() -> None:
-        checker = record.checker  # not a local of the closure: a rebind makes another one
-        if checker is not None and not checker.matches(record.state):
-            differences = checker.differences(record.state)
-            if differences:
-                raise refuse.layout(key, differences, keys=record.keys, doing="replay")
-        order.before_replay()
-        inner()
-        order.after_replay()
-
-    return launch
 
 
 def _at_least_one(name: str, option: str, value: Any) -> None:

@@ -333,7 +333,7 @@ MUTATIONS = (
     Mutation(
         "rule-5-dropped",
         "a replay that writes its state makes it stale for others",
-        "core.py",
+        "launches.py",
         "record.written_by_forward(by, lease)",
         "pass",
         (
@@ -409,7 +409,7 @@ MUTATIONS = (
     Mutation(
         "rule-7-build-not-waited-for",
         'with checks="strict" a replay waits for the build',
-        "core.py",
+        "launches.py",
         "        order.before_replay()\n",
         "",
         ("tests/unit/test_ordering.py::test_strict_pools_order_each_build_and_each_replay",),
@@ -417,7 +417,7 @@ MUTATIONS = (
     Mutation(
         "rule-7-replay-not-noted",
         'with checks="strict" a build waits for earlier replays',
-        "core.py",
+        "launches.py",
         "        order.after_replay()\n",
         "",
         ("tests/unit/test_ordering.py::test_strict_pools_order_each_build_and_each_replay",),

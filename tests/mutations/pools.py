@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         "strict-is-fast",
         'checks="strict" looks at the layout at each replay',
-        "core.py",
+        "launches.py",
         "if checker is not None and not checker.matches(record.state):",
         "if False:",
         ("tests/unit/test_pool_replay.py::test_checks_strict_looks_at_each_replay",),

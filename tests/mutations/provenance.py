@@ -47,7 +47,7 @@ MUTATIONS = (
     Mutation(
         "strict-check-of-the-old-place",
         "a strict replay compares with where the state lies now",
-        "core.py",
+        "launches.py",
         "    order = record.order\n\n    def launch() -> None:\n        checker = record.checker",
         "    order = record.order\n    checker = record.checker\n\n    def launch() -> None:\n"
         "        pass",

@@ -32,7 +32,7 @@ class Subject:
         key: The only one that is captured.
         batches: That it holds, used in turn.
         owner: Of the target's pool.
-        alone: Another owner of the kind, built without a pool.
+        alone: Another owner of the kind, built without a pool, to compare with the calls by hand.
         own: One more, of the draft that does not borrow.
         kernel: What a borrower runs.
         by_hand: The calls that an engine writes without graphshare.
@@ -55,7 +55,13 @@ class Subject:
 def measure(
     subject: Subject, device: torch.device, rounds: int
 ) -> tuple[list[Figure], dict[str, Any]]:
-    """Time builds, refreshes and steps of one kernel at one size."""
+    """Time builds, refreshes and steps of one kernel at one size.
+
+    Refreshes, by key and through a handle, are compared with builds of the same owner: what a build
+    finds in the caches of its buffers, it finds there whoever asked for the one before. The calls
+    by hand have buffers of their own, and are compared with a build and a refresh of which each has
+    its own as well.
+    """
     key, owner, kernel = subject.key, subject.owner, subject.kernel
     target = GraphPool("target", owner=owner, spec=owner.spec, device=device)
     prefill = GraphPool("draft.prefill", spec=kernel.spec, device=device)
@@ -81,15 +87,24 @@ def measure(
 
         return run
 
-    def timed(functions: dict[str, Build], turns: int = 4) -> Any:
+    def timed(functions: dict[str, Build], turns: int = 4, times: int = 1) -> Any:
         return in_turn(
             {name: _cycled(each, subject.batches) for name, each in functions.items()},
             turns=turns,
-            rounds=rounds,
+            rounds=times * rounds,
             warmup=5,
             between=wait,
         )
 
+    bound = target.bind(key)
+    refreshes = timed(
+        {
+            "build": lambda batch: owner.build(key, batch, Phase.REPLAY),
+            "refresh": lambda batch: target.refresh(key, batch),
+            "refresh by handle": lambda batch: bound.refresh(batch),
+        },
+        times=2,
+    )
     builds = timed(
         {
             "by hand": subject.by_hand,
@@ -113,9 +128,17 @@ def measure(
     case = subject.case
     figures = [
         Figure(f"{case}: by hand", builds.median_us("by hand"), "us"),
-        Figure(f"{case}: build", builds.median_us("build"), "us"),
-        Figure.of(f"{case}: refresh / build", builds.ratio("refresh", "build"), "", 1.05),
-        Figure.of(f"{case}: refresh over build", difference_us(builds, "refresh", "build"), "us"),
+        Figure(f"{case}: build", refreshes.median_us("build"), "us"),
+        *(
+            figure
+            for name in ("refresh", "refresh by handle")
+            for figure in (
+                Figure.of(f"{case}: {name} / build", refreshes.ratio(name, "build"), "", 1.05),
+                Figure.of(
+                    f"{case}: {name} over build", difference_us(refreshes, name, "build"), "us"
+                ),
+            )
+        ),
         Figure.of(f"{case}: build / by hand", builds.ratio("build", "by hand"), ""),
         Figure.of(f"{case}: refresh / by hand", builds.ratio("refresh", "by hand"), ""),
         Figure.of(
@@ -132,7 +155,8 @@ def measure(
     for pool in (prefill, rebuilt, target):
         pool.close()
     return figures, {
-        "builds": builds.facts("build"),
+        "refreshes": refreshes.facts("build"),
+        "builds": builds.facts("by hand"),
         "steps": steps.facts("step, rebuilt"),
         "waited": waited.facts("step and wait, rebuilt"),
     }

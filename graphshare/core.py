@@ -16,10 +16,10 @@ from graphshare.holdings import Holdings, Source
 from graphshare.launches import strict_launch, writing_launch
 from graphshare.lease import PoolClock
 from graphshare.ledger import Ledger, OwnerBook, ledger_for
+from graphshare.live_states import LiveStates
 from graphshare.ordering import StreamOrder
 from graphshare.owner import AttentionSpec, StateOwner, check_build
 from graphshare.refreshing import (
-    LiveStates,
     differences,
     prepare_acceptance,
     prepare_refresh,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -12,11 +13,13 @@ from graphshare.lease import Lease
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutChecker
 
-__all__ = ["BoundReplay", "Entry", "View", "apply_views"]
+__all__ = ["GONE", "BoundReplay", "Entry", "View", "apply_views"]
 
 _K = TypeVar("_K", bound=Hashable)
 
 View = Callable[[Any], Any]
+
+GONE = "the key was released or captured anew"
 
 
 def apply_views(views: tuple[View, ...], state: Any) -> Any:
@@ -49,6 +52,8 @@ class Entry(Generic[_K]):
         refresh: ``refresh(batch)``, or its refusal for a borrowed key; set with the lease.
         bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
+        handles: What ``bind`` made of it.
+        enders: Called when the key goes: what was prepared for it refuses from then on.
     """
 
     key: _K
@@ -68,6 +73,8 @@ class Entry(Generic[_K]):
     refresh: Callable[[Any], None] = field(init=False)
     bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
+    handles: list[weakref.ref[BoundReplay[_K]]] = field(default_factory=list, init=False)
+    enders: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.bare_launch = self.launch
@@ -84,10 +91,20 @@ class Entry(Generic[_K]):
         key = self.key
         self.dead = True
 
-        def refused(*_: Any) -> None:
-            raise refuse.released(key, "the key was released or captured anew")
+        def refused() -> None:
+            raise refuse.released(key, GONE)
 
-        self.launch = self.bare_launch = self.refresh = refused
+        def no_refresh(_: Any) -> None:
+            raise refuse.released(key, GONE, doing="refresh")
+
+        self.launch = self.bare_launch = refused
+        self.refresh = no_refresh
+        for end in self.enders:
+            end()
+        self.enders.clear()
+        for handle in filter(None, (each() for each in self.handles)):
+            handle.refresh = no_refresh
+        self.handles.clear()
         if self.release_graph is not None:
             self.release_graph()
             self.release_graph = None
@@ -101,7 +118,7 @@ class Entry(Generic[_K]):
     def why_not(self, refuse: Refusals) -> Exception:
         """Return the error of a replay that may not be."""
         if self.dead:
-            return refuse.released(self.key, "the key was released or captured anew")
+            return refuse.released(self.key, GONE)
         return refuse.not_fresh(self.key, self.lease.cause)
 
 
@@ -112,12 +129,14 @@ class BoundReplay(Generic[_K]):
         key: The captured key.
         replay: Does what ``pool.replay(key)`` does, with the same refusals. After the key was
             released or captured anew it raises :class:`graphshare.ReleasedStateError`.
+        refresh: Does what ``pool.refresh(key, batch)`` does, likewise.
     """
 
-    __slots__ = ("key", "replay")
+    __slots__ = ("__weakref__", "key", "refresh", "replay")
 
     key: _K
     replay: Callable[[], Any]
+    refresh: Callable[[Any], None]
 
     def __init__(self, entry: Entry[_K], refuse: Refusals) -> None:
         lease = entry.lease
@@ -132,6 +151,10 @@ class BoundReplay(Generic[_K]):
 
         self.key = entry.key
         self.replay = replay
+        self.refresh = entry.refresh
+        # The function holds the state: when the key goes, the handle lets go of it.
+        entry.handles = [each for each in entry.handles if each() is not None]
+        entry.handles.append(weakref.ref(self))
 
     def __repr__(self) -> str:
         return f"BoundReplay({self.key!r})"

@@ -183,7 +183,7 @@ class GraphPool(InspectedPool[K]):
         return clone_outputs(entry.outputs) if copy else entry.outputs
 
     def bind(self, key: K) -> BoundReplay[K]:
-        """Return a handle whose ``replay()`` skips the lookup.
+        """Return a handle whose ``refresh(batch)`` and ``replay()`` skip the lookup.
 
         Raises:
             KeyMismatchError: The key is not captured.

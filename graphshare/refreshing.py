@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from graphshare.entry import Entry
+from graphshare.entry import GONE, Entry
 from graphshare.freshness import StateRecord
-from graphshare.lease import Lease, Staleness, Why, Writer
+from graphshare.lease import Lease, Staleness, Why
+from graphshare.live_states import LiveStates
 from graphshare.owner import Phase, name_build
 from graphshare.reach import Reach
 from graphshare.refusals import Refusals
@@ -24,7 +25,6 @@ from graphshare.steady import write_holding, write_taking, write_watching
 from graphshare.watch import Watch
 
 __all__ = [
-    "LiveStates",
     "differences",
     "prepare_acceptance",
     "prepare_refresh",
@@ -32,38 +32,6 @@ __all__ = [
 ]
 
 _IN_LINE = 16  # tensors that are worth variables of their own
-
-
-class LiveStates:
-    """The states of one pool that were refreshed last, at most ``limit`` of them fresh (rule 3).
-
-    Args:
-        limit: The pool's ``live_keys``.
-
-    Attributes:
-        newest: The one refreshed last, unless it was released.
-    """
-
-    __slots__ = ("_limit", "_records", "newest")
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._records: list[StateRecord] = []
-        self.newest: StateRecord | None = None
-
-    def supersede(self, record: StateRecord, by: Writer) -> None:
-        """``record`` was refreshed: the oldest go, where there are too many."""
-        fresh = [each for each in self._records if each is not record and each.why is None]
-        while len(fresh) >= self._limit:
-            fresh.pop(0).spoil(Why(Staleness.SUPERSEDED, by), first=True)
-        fresh.append(record)
-        self._records = fresh
-        self.newest = record
-
-    def drop_released(self) -> None:
-        """Hold no state that was let go."""
-        self._records = [record for record in self._records if not record.released]
-        self.newest = self._records[-1] if self._records else None
 
 
 def differences(
@@ -84,17 +52,25 @@ def differences(
 
 def refuse_refresh(entry: Entry[Any], refuse: Refusals) -> Callable[[Any], None]:
     """Return the refresh of a borrowed key."""
-    record, key = entry.record, entry.key
+    lender, key = entry.record.pool_name, entry.key
+    ended = False
+
+    def end() -> None:
+        nonlocal ended
+        ended = True
 
     def refused(_: Any) -> None:
+        if ended:
+            raise refuse.released(key, GONE, doing="refresh")
         raise refuse.ownership(
             "refresh of a borrowed key",
-            expected=f"a refresh by {record.pool_name}, which owns the state",
+            expected=f"a refresh by {lender}, which owns the state",
             got=f"one by {refuse.name}",
             key=key,
-            remedy=f"Refresh {record.pool_name}; this pool follows",
+            remedy=f"Refresh {lender}; this pool follows",
         )
 
+    entry.enders.append(end)
     return refused
 
 
@@ -108,7 +84,8 @@ def prepare_refresh(
 ) -> Callable[[Any], None]:
     """Return ``refresh(batch)`` for one key whose state its pool owns.
 
-    It holds neither the pool nor the entry, so that dropping a pool frees it.
+    It holds neither the pool nor the entry, so that dropping a pool frees it. When the entry is
+    retired it refuses, before anything is built.
 
     Args:
         entry: With its lease.
@@ -118,7 +95,9 @@ def prepare_refresh(
         device: Of the pool.
     """
     watch = entry.record.watches[entry.key] = Watch()
-    return _InFull(entry, refuse, tally, latest, device, watch, builds=True).refresh()
+    full = _InFull(entry, refuse, tally, latest, device, watch, builds=True)
+    entry.enders.append(full.end)
+    return full.refresh()
 
 
 def prepare_acceptance(
@@ -134,7 +113,9 @@ def prepare_acceptance(
     The state is not kept: it goes when whoever built it lets go of it, unless replays look at it.
     """
     watch = entry.record.watches[entry.key]
-    return _InFull(entry, refuse, tally, latest, device, watch, builds=False).refresh()
+    full = _InFull(entry, refuse, tally, latest, device, watch, builds=False)
+    entry.enders.append(full.end)
+    return full.refresh()
 
 
 _Constants = tuple[Any, ...] | None
@@ -149,8 +130,8 @@ class _InFull:
 
     __slots__ = (
         "_begun", "_builds", "_constants", "_device", "_latest", "_overwritten", "_reach",
-        "_refuse", "_taken", "_takes", "_tally", "by", "key", "lease", "ledger", "matches",
-        "nothing_known", "others", "record", "watch",
+        "_refuse", "_retired", "_taken", "_takes", "_tally", "by", "key", "lease", "ledger",
+        "matches", "nothing_known", "others", "record", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -172,6 +153,7 @@ class _InFull:
         self._builds = builds
         self._reach, self._overwritten = Reach(), Why(Staleness.OVERWRITTEN, self.by)
         self._begun = -1
+        self._retired = False
         self.nothing_known: _Known = (-1, None, _anything, None)
         self.matches: Callable[[Any], bool] = _anything
         self.others: Sequence[Lease] = ()
@@ -209,12 +191,22 @@ class _InFull:
             self.watch.in_line(count, hold)
         return refresh
 
+    def end(self) -> None:
+        """The key goes: from now on, refuse."""
+        self._retired = True
+        self.ledger.epoch += 1
+
     def begin(self) -> _Constants:
         """Before the build: whom it may write over becomes stale (rule 2).
 
         Returns:
             What the state is looked at with in line.
+
+        Raises:
+            ReleasedStateError: The key was released or captured anew.
         """
+        if self._retired:
+            raise self._refuse.released(self.key, GONE, doing="refresh")
         order = self.record.order
         if order is not None:
             order.before_build()

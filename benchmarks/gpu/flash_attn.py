@@ -4,7 +4,7 @@ For each kernel and number of requests (uniform keys of one row each, bf16, a ta
 and 8 KV heads of 128, a draft layer of the same):
 
 - *by hand*: the calls that an engine writes without graphshare, into buffers of its own;
-- *build*: the owner's, alone; *refresh*: through the pool, with its check;
+- *build*: the owner's, alone; *refresh*: through the pool, with its check, and so by handle;
 - *step, rebuilt*: refresh and replay the target, then refresh and replay the draft on a state of
   its own; *step, borrowed*: the draft replays on the target's. On the host, and with the GPU waited
   for at the end of the step.

@@ -5,7 +5,7 @@ for the others; bf16, a target of 32 query and 8 KV heads of 128, a draft layer 
 
 - *by hand*: the calls that an engine writes without graphshare: lists on the host, pinned copies,
   and the library's own plan (for decode its ``fast_decode_plan``);
-- *build*: the owner's, alone; *refresh*: through the pool, with its check;
+- *build*: the owner's, alone; *refresh*: through the pool, with its check, and so by handle;
 - *step, rebuilt*: refresh and replay the target, then refresh and replay the draft on a state of
   its own; *step, borrowed*: the draft replays on the target's. On the host, and with the GPU waited
   for at the end of the step.

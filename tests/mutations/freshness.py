@@ -242,7 +242,7 @@ MUTATIONS = (
     Mutation(
         "rule-3-dropped",
         "a refresh beyond live_keys makes the oldest stale",
-        "refreshing.py",
+        "live_states.py",
         "while len(fresh) >= self._limit:",
         "while False:",
         ("tests/unit/test_pool_replay.py::test_live_keys",),
@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         "rule-3-off-by-one",
         "live_keys keys are fresh, not one more",
-        "refreshing.py",
+        "live_states.py",
         "while len(fresh) >= self._limit:",
         "while len(fresh) > self._limit:",
         ("tests/unit/test_pool_replay.py::test_live_keys",),
@@ -258,7 +258,7 @@ MUTATIONS = (
     Mutation(
         "rule-3-newest-goes",
         "the oldest key becomes stale",
-        "refreshing.py",
+        "live_states.py",
         "fresh.pop(0).spoil",
         "fresh.pop().spoil",
         ("tests/unit/test_pool_replay.py::test_live_keys",),
@@ -266,7 +266,7 @@ MUTATIONS = (
     Mutation(
         "rule-3-counts-a-key-twice",
         "a key that is refreshed again counts once",
-        "refreshing.py",
+        "live_states.py",
         "if each is not record and each.why is None]",
         "if each.why is None]",
         ("tests/unit/test_freshness.py::test_the_oldest_is_the_one_refreshed_longest_ago",),
@@ -274,7 +274,7 @@ MUTATIONS = (
     Mutation(
         "rule-3-counts-stale-keys",
         "a key that is stale for another reason counts no more",
-        "refreshing.py",
+        "live_states.py",
         "if each is not record and each.why is None]",
         "if each is not record]",
         ("tests/unit/test_freshness.py::test_a_stale_key_does_not_count_as_live",),

@@ -163,7 +163,7 @@ MUTATIONS = (
         "released-graphs-launch",
         "a bound replay of a released key is refused",
         "entry.py",
-        "        self.launch = self.bare_launch = self.refresh = refused\n",
+        "        self.launch = self.bare_launch = refused\n",
         "",
         (
             "tests/unit/test_pool_lifetime.py::test_a_released_graph_is_freed_once_and_launched_no_more",

@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 _FILE = "tests/unit/test_same_state.py"
 _STEADY = "tests/unit/test_steady_refresh.py"
 _IN_LINE = "tests/unit/test_refresh_in_line.py"
+_HANDLES = "tests/contract/test_handles.py"
 _ASSIGNED = f"{_FILE}::test_an_object_that_can_be_assigned_to_is_taken_apart_each_time"
 _IN_PLACE = f"{_FILE}::test_a_tensor_changed_in_place_is_seen"
 
@@ -451,6 +452,39 @@ MUTATIONS = (
             f"{_IN_LINE}::test_a_key_that_was_asked_for_last_goes_with_its_graph",
             f"{_IN_LINE}::test_a_pool_holds_no_entry_that_it_has_let_go",
         ),
+    ),
+    # A refresh through a handle.
+    Mutation(
+        "handles-refresh-what-went",
+        "a handle of a key that went refreshes nothing",
+        "entry.py",
+        "            handle.refresh = no_refresh\n",
+        "            pass\n",
+        (f"{_HANDLES}::test_a_handle_holds_no_state_of_a_key_that_went",),
+    ),
+    Mutation(
+        "prepared-for-ever",
+        "what was prepared for a key that went builds nothing",
+        "refreshing.py",
+        "        if self._retired:\n",
+        "        if False:\n",
+        (f"{_HANDLES}::test_what_was_taken_from_a_handle_refuses_too",),
+    ),
+    Mutation(
+        "prepared-and-steady",
+        "it is told so, whatever it knows",
+        "refreshing.py",
+        "        self._retired = True\n        self.ledger.epoch += 1\n",
+        "        self._retired = True\n",
+        (f"{_HANDLES}::test_a_key_that_shares_its_state",),
+    ),
+    Mutation(
+        "borrowed-and-gone",
+        "a handle of a borrowed key that went says that it went",
+        "refreshing.py",
+        "        if ended:\n",
+        "        if False:\n",
+        (f"{_HANDLES}::test_what_was_taken_from_a_handle_refuses_too",),
     ),
     Mutation(
         "nested-refreshes-come-later",

@@ -1,0 +1,179 @@
+"""What `bind` returns: refreshes and replays of one key without a lookup, on either backend."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from graphshare import (
+    AddressChangedError,
+    BatchDescriptor,
+    GraphPool,
+    OwnershipError,
+    Phase,
+    ReleasedStateError,
+    Staleness,
+    StaleStateError,
+    share_states,
+)
+
+BIG, SMALL = BatchDescriptor(8, 8), BatchDescriptor(4, 4)
+
+
+class Owner:
+    def __init__(self, device: torch.device) -> None:
+        self.buffer = torch.zeros(8, dtype=torch.int32, device=device)
+        self.builds = 0
+
+    def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+        self.builds += 1
+        return {"lens": self.buffer[: key.num_tokens].fill_(0 if batch is None else batch)}
+
+
+def forward(key: Any, state: Any) -> torch.Tensor:
+    return state["lens"] * 2
+
+
+def lent(kind: str, device: torch.device) -> tuple[Owner, GraphPool[Any], GraphPool[Any]]:
+    owner = Owner(device)
+    target = GraphPool("target", owner=owner, backend=kind, device=device)
+    draft = GraphPool("draft", backend=kind, device=device)
+    share_states(target, draft)
+    for pool in (target, draft):
+        pool.capture([BIG, SMALL], forward)
+    return owner, target, draft
+
+
+def stale(replay: Callable[[], Any]) -> Staleness:
+    with pytest.raises(StaleStateError) as caught:
+        replay()
+    return caught.value.rule
+
+
+def test_a_handle_refreshes_and_replays_as_its_pool(kind: str, device: torch.device) -> None:
+    owner, target, draft = lent(kind, device)
+    big, small, borrowed = target.bind(BIG), target.bind(SMALL), draft.bind(BIG)
+    builds = owner.builds
+    for batch in range(12):
+        big.refresh(batch)
+        for replay in (big.replay, borrowed.replay):
+            assert replay().tolist() == [2 * batch] * 8
+            assert stale(replay) is Staleness.USED_UP
+        target.refresh(BIG, batch + 1)
+        assert borrowed.replay().tolist() == [2 * (batch + 1)] * 8
+    assert owner.builds - builds == target.statistics().refreshes == 24
+    small.refresh(5)
+    assert stale(borrowed.replay) is Staleness.OVERWRITTEN
+    assert draft.replay(SMALL).tolist() == [10] * 4
+    owner.buffer, before = torch.zeros_like(owner.buffer), owner.buffer
+    with pytest.raises(AddressChangedError):
+        big.refresh(1)
+    assert stale(borrowed.replay) is Staleness.BUILD_FAILED
+    owner.buffer = before
+    big.refresh(3)
+    assert borrowed.replay().tolist() == [6] * 8
+
+
+def test_a_borrowed_key_is_refreshed_by_its_owner(kind: str, device: torch.device) -> None:
+    owner, _, draft = lent(kind, device)
+    handle, builds = draft.bind(BIG), owner.builds
+    for refresh in (handle.refresh, lambda batch: draft.refresh(BIG, batch)):
+        with pytest.raises(OwnershipError, match="target"):
+            refresh(1)
+    assert owner.builds == builds
+
+
+ENDS: dict[str, Callable[[GraphPool[Any]], Any]] = {
+    "released": lambda pool: pool.release(BIG),
+    "all released": lambda pool: pool.release(),
+    "closed": lambda pool: pool.close(),
+    "captured anew": lambda pool: pool.recapture([BIG]),
+    "all captured anew": lambda pool: pool.recapture(),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("refreshes", [0, 6])
+def test_what_was_taken_from_a_handle_refuses_too(
+    kind: str, device: torch.device, name: str, refreshes: int
+) -> None:
+    """And builds nothing: its memory may be somebody else's by now."""
+    owner, target, draft = lent(kind, device)
+    for pool in (draft, target):
+        handle = pool.bind(BIG)
+        taken = [handle.refresh]
+        if pool is target:
+            taken.append(target.accepting(BIG))
+        for batch in range(refreshes):
+            target.refresh(BIG, batch)
+            if pool is target:
+                handle.refresh(batch)
+                taken[1](owner.build(BIG, batch, Phase.REPLAY))
+        ENDS[name](pool)
+        builds = owner.builds
+        for refresh in (handle.refresh, *taken):
+            with pytest.raises(ReleasedStateError):
+                refresh({"lens": owner.buffer})
+        with pytest.raises(ReleasedStateError):
+            handle.replay()
+        assert owner.builds == builds
+    if "anew" in name:
+        target.bind(BIG).refresh(4)
+        assert target.replay(BIG).tolist() == [8] * 8
+        if not draft.statistics().fresh:
+            draft.recapture([BIG])
+            target.refresh(BIG, 4)
+        assert draft.replay(BIG).tolist() == [8] * 8
+
+
+def test_a_key_that_shares_its_state(kind: str, device: torch.device) -> None:
+    """The state stays with the other key, and nothing but the one key has gone."""
+    other = BatchDescriptor(8, 8, num_active_loras=1)
+    owner = Owner(device)
+    pool = GraphPool(
+        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
+    )
+    pool.capture([BIG, other], forward)
+    handle, kept = pool.bind(BIG), pool.bind(other)
+    refresh = handle.refresh
+    for batch in range(6):
+        refresh(batch)
+        assert kept.replay().tolist() == [2 * batch] * 8
+    pool.release(BIG)
+    builds = owner.builds
+    with pytest.raises(ReleasedStateError):
+        refresh(1)
+    assert owner.builds == builds
+    kept.refresh(7)
+    assert kept.replay().tolist() == [14] * 8
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_handle_holds_no_state_of_a_key_that_went(
+    kind: str, device: torch.device, name: str
+) -> None:
+    _, target, draft = lent(kind, device)
+    draft.close()
+    handles = [target.bind(BIG) for _ in range(3)]
+    for batch in range(6):
+        handles[batch % 3].refresh(batch)
+    del handles[0]
+    functions = [weakref.ref(handle.refresh) for handle in handles]
+    ENDS[name](target)
+    gc.collect()
+    assert [each() for each in functions] == [None] * 2
+    for handle in handles:
+        with pytest.raises(ReleasedStateError):
+            handle.refresh(1)
+
+
+def test_handles_that_are_dropped_leave_no_trace(kind: str, device: torch.device) -> None:
+    _, target, _ = lent(kind, device)
+    for _ in range(100):
+        target.bind(BIG)
+    assert len(target.holdings.entries[BIG].handles) <= 1

@@ -166,14 +166,22 @@ def test_graphs_that_somebody_kept_are_refused_once_it_is_over(vllm, mode) -> No
 def test_a_descriptor_that_is_equal_finds_its_graph_too(vllm) -> None:
     activate()
     runner = vllm.start()
+    executed(runner)
     for manager in (runner.cudagraph_manager, runner.speculator.prefill_cudagraph_manager):
         for desc, graph in dict(manager.graphs).items():
-            other = replace(desc)
+            other = type(runner.ran[-1])(**vars(desc))
             assert other is not desc
+            assert other == desc
+            assert (other != desc) is False
+            assert hash(other) == hash(desc)
+            assert repr(other) == repr(desc)
             assert desc in manager.graphs
             assert other in manager.graphs
             assert manager.graphs[desc] is manager.graphs[other] is graph
-        missing = replace(desc, num_tokens=7)
+        missing = replace(other, num_tokens=7)
+        assert missing != desc
+        assert desc != missing
+        assert desc != "another thing"
         assert missing not in manager.graphs
         with pytest.raises(KeyError):
             manager.graphs[missing]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import Graphs, Replay
+from graphshare.adapters.vllm.launches import Replay, knowing_its_hash
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.lease import Lease
@@ -28,12 +28,15 @@ class _Step:
         key: The descriptor.
         refresh: Takes what the runner has built, and makes the state fresh.
         lease: The draft's prefills' on that state, where they borrow it.
+        draft: What the draft runs then.
     """
 
-    __slots__ = ("key", "lease", "refresh")
+    __slots__ = ("draft", "key", "lease", "refresh")
 
-    def __init__(self, key: Any, refresh: Callable[[Any], None], lease: Lease | None) -> None:
-        self.key, self.refresh, self.lease = key, refresh, lease
+    def __init__(
+        self, key: Any, refresh: Callable[[Any], None], lease: Lease | None, draft: Any
+    ) -> None:
+        self.key, self.refresh, self.lease, self.draft = key, refresh, lease, draft
 
 
 class Serving:
@@ -75,6 +78,7 @@ class Serving:
         self._prepare_attn: Any = None
         self._batch: TargetBatch | None = None
         self._refresh: Callable[[Any], None] | None = None
+        self._twins: dict[Any, Any] = {}
         self.verified = self.steered = 0
 
     @property
@@ -101,7 +105,9 @@ class Serving:
                     desc: replaying(desc, pool.bind(desc)) if desc in pool else graph
                     for desc, graph in manager.graphs.items()
                 }
-                patches.set(manager, "graphs", Graphs(graphs))
+                if pool is self.prefill:
+                    graphs = {self._twin(desc): graph for desc, graph in graphs.items()}
+                patches.set(manager, "graphs", graphs)
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -114,6 +120,13 @@ class Serving:
         if current is not None:
             current.undo()
         self._batch = self._refresh = None
+
+    def _twin(self, desc: Any) -> Any:
+        """Return what the draft is told to run where it follows the target onto ``desc``."""
+        twin = self._twins.get(desc)
+        if twin is None:
+            twin = self._twins[desc] = knowing_its_hash(desc)
+        return twin
 
     @staticmethod
     def _plain(_: Any, bound: Any) -> Any:
@@ -209,7 +222,7 @@ class Serving:
 
         def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
             if step is not None and (lease := step.lease) is not None and lease.left > 0:
-                return lease.live_key
+                return step.draft
             desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
             if not current or not self._borrows(desc):
                 return desc
@@ -232,7 +245,8 @@ class Serving:
                 lease = None
             # Verifying, the states are read: they have to be kept.
             refresh = entry.refresh if self._verify else self.target.accepting(desc)
-            step = _Step(desc, refresh, lease)
+            draft = None if lease is None else self._twin(lease.live_key)
+            step = _Step(desc, refresh, lease, draft)
             found.setdefault((desc.num_tokens, desc.num_reqs), step)
         return found
 

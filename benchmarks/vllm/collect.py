@@ -32,6 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("found", nargs="+", type=Path, help="what scenarios wrote")
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        help="what was collected before: its times of the 8B pair are kept, which take long",
+    )
     options = parser.parse_args(arguments)
     scenarios = {str(path): json.loads(path.read_text()) for path in options.found}
     versions = {each["start"]["vllm"] for each in scenarios.values()}
@@ -53,8 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
             **{name: dict(_of(scenarios, task, by_commit=True)) for task, name in _TIMES.items()},
         },
     }
+    if options.earlier is not None:
+        _keep(result, json.loads(options.earlier.read_text()))
     print_figures(result["results"]["figures"])
     options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _keep(result: dict[str, Any], earlier: Found) -> None:
+    kept = [each for each in earlier["results"]["figures"] if each["name"].startswith("8B at")]
+    names = {each["name"] for each in result["results"]["figures"]}
+    result["results"]["figures"] += [each for each in kept if each["name"] not in names]
+    commits: set[str] = set()
+    for name in _TIMES.values():
+        for label, found in earlier["results"][name].items():
+            if ", 8B," in label and "failed" not in found:
+                result["results"][name].setdefault(label, found)
+                commits.add(found["commit"])
+    result["machines"] += [
+        each
+        for each in earlier["machines"]
+        if each["commit"] in commits and each not in result["machines"]
+    ]
 
 
 def _machines(scenarios: Iterable[Found]) -> list[Found]:

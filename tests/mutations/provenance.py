@@ -518,4 +518,12 @@ MUTATIONS = (
         "                found = known[node.number] = ",
         (f"{_PROVENANCE}test_every_tensor_of_the_forward_is_found_and_named",),
     ),
+    Mutation(
+        "another-device-stays-current",
+        "nodes are set with the device of their graph current",
+        "capture/_current.py",
+        "    if torch.cuda.current_device() == device.index:\n",
+        "    if device.index is not None:\n",
+        (f"{_INDEX}test_nodes_are_set_with_the_graphs_device_current",),
+    ),
 )

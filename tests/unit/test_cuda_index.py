@@ -455,6 +455,24 @@ def test_an_interruption_after_a_node_was_set_leaves_it_as_it_was(form, at):
     assert words_of(driver.run[1]) == words_of(driver.blocks[1]) == [BASE + 64, BASE + 16]
 
 
+@pytest.mark.parametrize("current", [0, 1])
+def test_nodes_are_set_with_the_graphs_device_current(monkeypatch, current):
+    entered = []
+
+    @contextlib.contextmanager
+    def device(given):
+        entered.append(given)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    index, on = read(Driver([[BASE]])), torch.device("cuda", 1)
+    patch = GraphPatch(concerns_of(index), "exec", Swaps({BASE: BASE + 64}), on)
+    patch.apply()
+    patch.revert()
+    assert entered == ([] if current == 1 else [on, on])
+
+
 def test_a_node_of_a_kind_that_cannot_be_set_is_refused():
     driver = Driver([[BASE]])
     driver.setters = {}

@@ -13,7 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def _figures() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(RESULTS.glob("[hg]*/*.json")):
+    for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text("utf-8"))
         results = content.get("results") if isinstance(content, dict) else None
         for figure in results.get("figures", ()) if isinstance(results, dict) else ():

@@ -104,31 +104,75 @@ def _quoted(figure: dict[str, Any] | None, form: str) -> str:
     return f"{value} ({low} to {high})"
 
 
-@pytest.mark.parametrize("row", _tables(), ids=lambda row: ", ".join(row[:3]))
+@pytest.mark.parametrize("row", _tables(), ids=lambda row: ", ".join((*row[:3], row[-1])))
 def test_the_page_quotes_the_results(row: list[str]) -> None:
-    version, what, variant, *cells = row
+    version, what, variant, *cells, commit = row
     figures = {each["name"]: each for each in _results(version)["figures"]}
     name = {"with graphshare": "on", "without the rebuild": "skipped"}[variant]
-    if len(cells) == 4:
-        *cells, commit = cells
+    if what in ("small", "8B"):
+        measured = {"small": "steps by turns", "8B": "64 tokens"}[what]
         wanted = [
-            figures.get(f"{what} at {commit}, concurrency {n}, 64 tokens: {name} / vLLM alone")
+            figures.get(f"{what} at {commit}, concurrency {n}, {measured}: {name} / vLLM alone")
             for n in (1, 8, 32)
         ]
         form = ".3f"
     else:
-        where = f"small at db587d3, concurrency {what}: {name} adds"
+        where = f"small at {commit}, concurrency {what}:"
         wanted = [
-            figures.get(f"{where} where graphshare has hooks"),
-            figures.get(f"{where} to the step of the engine"),
+            figures[f"{where} {name} adds where graphshare has hooks"],
+            figures[f"{where} {name} adds to the step of the engine"],
         ]
         form = "+.0f"
+        assert cells.pop() == f"{figures[f'{where} a step of vLLM alone, host']['value']:.0f}"
     assert any(wanted)
     assert cells == [_quoted(figure, form) for figure in wanted]
 
 
 def test_all_versions_are_in_the_tables() -> None:
-    rows = [row for row in _tables() if len(row) == 7]
+    rows = [row for row in _tables() if row[1] in ("small", "8B")]
     assert {(row[0], row[1]) for row in rows} == {
         (v, p) for v in SUPPORTED for p in ("small", "8B")
     }
+
+
+def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
+    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
+    said = " ".join(page.split())
+    where = "small at 03e8dcd, concurrency 1, "
+    missed = {
+        each["name"].removeprefix(where): each
+        for each in _results("0.20.2")["figures"]
+        if each["name"].startswith(where) and "not saved" in each["name"]
+    }
+    for what, words in (
+        ("where graphshare has hooks", "borrowing keeps {} of what skipping saves"),
+        ("to the step of the engine", "{} of the whole step"),
+    ):
+        found = missed[f"{what}: not saved of what skipping saves"]
+        kept, low, high = (1 - found[each] for each in ("value", "high", "low"))
+        assert words.format(f"{kept:.2f} ({low:.2f} to {high:.2f})") in said
+
+
+def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:
+    shares: list[float] = []
+    for row in _tables():
+        if row[1].isdigit() and row[0] != "0.20.2":
+            hooks, alone = row[3].split()[0], row[5]
+            shares.append(100 * float(hooks) / float(alone))
+    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
+    assert f"The hooks take {min(shares):.1f} to {max(shares):.1f}% of a step" in page
+    assert max(shares) < 1
+
+
+@pytest.mark.parametrize("version", SUPPORTED)
+def test_a_draft_was_kept_from_full_graphs_that_the_target_did_not_run(version: str) -> None:
+    found = _results(version)["short_prompts_among_decodes"]
+    assert any("GRAPHSHARE" in label for label in found)
+    for label, each in found.items():
+        ran = each["target_and_draft_ran"]
+        if "GRAPHSHARE" in label:
+            assert each["tokens_and_drafts_equal"], label
+            assert each["steered"] == (3 if version == "0.20.2" else 0)
+            assert "PIECEWISE and FULL" not in ran
+        else:
+            assert ran.get("PIECEWISE and FULL", 0) == (3 if version == "0.20.2" else 0)

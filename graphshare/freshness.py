@@ -177,6 +177,16 @@ class StateRecord:
         self._lies_elsewhere()
         self._forward_memo.clear()
 
+    def rest_on(self, state: Any, leaves: MemoryRanges) -> None:
+        """Take what no graph reads of the state to be on other memory; it is as fresh as before.
+
+        Args:
+            state: As last built.
+            leaves: All memory of the state.
+        """
+        self.state, self.leaves = state, leaves
+        self._reset_watches()
+
     def _lies_elsewhere(self) -> None:
         self.extent = next(_serials)  # what others remember of its memory no longer holds
         self.ledger.forget()

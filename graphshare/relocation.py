@@ -20,7 +20,9 @@ class Relocation:
     Args:
         record: Of the state.
         states: It as captured and as last built, with the tensors that replace those that move;
-            ``None`` if only what its owner declared to write has moved.
+            ``None`` if it was captured on none of the memory that moves.
+        built: It as last built. Leaves that nobody reads may lie elsewhere than at capture, and so
+            may all of a build that was refused.
         tensors: Those of them that a graph on this state reads.
         moves: What goes where.
     """
@@ -29,11 +31,13 @@ class Relocation:
         self,
         record: StateRecord,
         states: tuple[Any, Any] | None,
+        built: Any,
         tensors: list[torch.Tensor],
         moves: Moves,
     ) -> None:
         self.record = record
         self.states = states
+        self._built = built
         self._tensors = tensors
         self._declared = {key: moves.memory(each) for key, each in record.declared().items()}
         self._checker: LayoutChecker | None = None
@@ -53,6 +57,8 @@ class Relocation:
         if self.states is not None:
             record.stand_for(self.states, self._checker, self._tensors, self._reads, self._leaves)
             record.spoil(Why(Staleness.MOVED, by))
+        else:
+            record.rest_on(self._built, self._leaves)
         record.redeclare(self._declared)
 
 
@@ -65,7 +71,8 @@ def relocation_of(record: StateRecord, moves: Moves) -> Relocation | None:
     before = record.captured, record.state, record.tensors
     captured, state, tensors = with_tensors(before, moves.tensor)
     if captured is not record.captured or tensors is not record.tensors:
-        return Relocation(record, (captured, state), tensors, moves)
-    if any(each.overlaps(moves.ranges) for each in record.declared().values()):
-        return Relocation(record, None, tensors, moves)
+        return Relocation(record, (captured, state), state, tensors, moves)
+    others = record.leaves, *record.declared().values()
+    if state is not record.state or any(each.overlaps(moves.ranges) for each in others):
+        return Relocation(record, None, state, tensors, moves)
     return None

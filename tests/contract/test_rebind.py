@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -154,6 +155,56 @@ def test_nothing_holds_the_old_memory(kind, dev, checks):
                 borrower.replay(key)
         pool.refresh(KEYS[1], 4)
         bound.replay()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_built_elsewhere_than_at_capture_moves_too(kind, dev, refused):
+    """A leaf that nobody reads, and may be new each time; or the build of a refused capture."""
+
+    class Built(NamedTuple):
+        read: torch.Tensor
+        scratch: torch.Tensor
+
+    class Owner:
+        host_values: ClassVar = {"scratch": "any"}
+
+        def __init__(self) -> None:
+            self.built = Built(torch.ones(16, device=dev), torch.ones(16, device=dev))
+
+        def build(self, key, batch, phase):
+            return self.built
+
+    owner = Owner()
+    name = "read" if refused else "scratch"
+    pool, borrower = pool_of(kind, owner=owner), pool_of(kind, "draft")
+    pool.capture([1], lambda key, state: state.read + 1)
+    share_states(pool, borrower)
+    pool.refresh(1, None)
+    captured_on = owner.built
+    old = torch.ones(16, device=dev)
+    owner.built = captured_on._replace(**{name: old})
+    for _ in range(3):  # what is remembered of an owner's builds is after the second
+        if refused:
+            with pytest.raises(AddressChangedError):
+                borrower.capture([1], lambda key, state: state.read + 1)
+        else:
+            pool.refresh(1, None)
+    assert getattr(pool.states[1], name) is old
+    new = old.clone()
+    owner.built = captured_on._replace(**{name: new})
+    done = pool.rebind({old: new}, unused_ok=True)
+    assert (done.graphs, done.states, done.nodes) == ((), (), 0)
+    assert getattr(pool.states[1], name).data_ptr() == new.data_ptr()
+    storage = old.untyped_storage()._weak_ref()
+    del old
+    gc.collect()
+    assert torch.UntypedStorage._new_with_weak_ptr(storage) is None
+    if refused:
+        with pytest.raises(StaleStateError):
+            pool.replay(1)
+        owner.built = captured_on
+        pool.refresh(1, None)
+    pool.replay(1)  # as fresh as before
 
 
 def test_the_state_is_stale_until_its_owner_builds_in_the_new_memory(kind, dev):

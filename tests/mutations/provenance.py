@@ -45,6 +45,22 @@ MUTATIONS = (
         (f"{_REBIND}test_nothing_holds_the_old_memory",),
     ),
     Mutation(
+        "last-build-stays-behind",
+        "what was built elsewhere than at capture moves too",
+        "freshness.py",
+        "        self.state, self.leaves = state, leaves\n",
+        "",
+        (f"{_REBIND}test_what_was_built_elsewhere_than_at_capture_moves_too",),
+    ),
+    Mutation(
+        "last-build-moved-in-part",
+        "what is remembered of builds does not hold the memory that they went to",
+        "freshness.py",
+        "        self.state, self.leaves = state, leaves\n        self._reset_watches()\n",
+        "        self.state, self.leaves = state, leaves\n",
+        (f"{_REBIND}test_what_was_built_elsewhere_than_at_capture_moves_too",),
+    ),
+    Mutation(
         "strict-check-of-the-old-place",
         "a strict replay compares with where the state lies now",
         "launches.py",

@@ -259,13 +259,15 @@ class PoolCore(Generic[K]):
         entry = self.lookup(key, "accepting")
         if entry.borrowed:
             return entry.refresh
-        return prepare_acceptance(
-            entry,
-            refuse=self.refuse,
-            tally=self.tally,
-            latest=self._latest,
-            device=self.device,
-        )
+        if entry.accept is None:
+            entry.accept = prepare_acceptance(
+                entry,
+                refuse=self.refuse,
+                tally=self.tally,
+                latest=self._latest,
+                device=self.device,
+            )
+        return entry.accept
 
     def keys_changed(self) -> None:
         """Forget what was released, and dispatch over the keys that are held now."""

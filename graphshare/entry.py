@@ -50,6 +50,7 @@ class Entry(Generic[_K]):
         forward: For a recapture; ``None`` where the engine captured by itself.
         lease: The pool's allowance on the record; set once, when the capture is complete.
         refresh: ``refresh(batch)``, or its refusal for a borrowed key; set with the lease.
+        accept: ``accept(state)``, once it was asked for.
         bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
         handles: What ``bind`` made of it.
@@ -71,6 +72,7 @@ class Entry(Generic[_K]):
     forward: Callable[[Any, Any], Any] | None
     lease: Lease = field(init=False)
     refresh: Callable[[Any], None] = field(init=False)
+    accept: Callable[[Any], None] | None = field(default=None, init=False)
     bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
     handles: list[weakref.ref[BoundReplay[_K]]] = field(default_factory=list, init=False)
@@ -99,6 +101,7 @@ class Entry(Generic[_K]):
 
         self.launch = self.bare_launch = refused
         self.refresh = no_refresh
+        self.accept = None
         for end in self.enders:
             end()
         self.enders.clear()

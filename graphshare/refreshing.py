@@ -228,6 +228,11 @@ class _InFull:
         self.record.spoil(Why(Staleness.BUILD_FAILED, self.by))
         name_build(error, self._refuse.name, self.key, Phase.REPLAY)
 
+    def unseen(self) -> None:
+        """What was built has not been looked at, or not to the end; whatever raised."""
+        if not self._retired:
+            self.record.spoil(Why(Staleness.BUILD_FAILED, self.by), first=True)
+
     def finish(self, state: Any, right: bool) -> _Known:
         """After the build, whoever began it: look at what came of it, and make the state fresh.
 
@@ -265,7 +270,8 @@ class _InFull:
             self._grant(borrower)
         if self._latest.newest is not record:
             self._latest.supersede(record, self.by)
-        steady = self.ledger.epoch if order is None else -1
+        # A key that went while it was built is no longer refreshed, though its state may live on.
+        steady = self.ledger.epoch if order is None and not self._retired else -1
         borrowers = record.borrowers
         first = borrowers[0] if borrowers else None
         self.others = borrowers[1:] if len(borrowers) > 1 else ()

@@ -10,29 +10,33 @@ returns new objects it reads, in short::
     def refresh(batch):
         if ledger.epoch is not steady:
             constants = full.begin()
-        v0 = owner.build(key, batch, replay)
-        right = False
-        while constants is not None:
-            try:
-                (
-                    guard,
-                    c0,
-                    c1,
-                ) = constants
-                if type(v0) is not c0:
-                    break
-                v1 = v0.lens
-                if v1.data_ptr() != c1 or v1.is_nested:
-                    break
-                right = guard(*(v1,))
-            except Exception:
-                pass
-            break
-        if ledger.epoch is steady and (right or (constants is None and full.matches(v0))):
-            record.state = v0
-            ...  # the leases
-            return
-        steady, first, matches, constants = full.finish(v0, right)
+        try:
+            v0 = owner.build(key, batch, replay)
+            right = False
+            while constants is not None:
+                try:
+                    (
+                        guard,
+                        c0,
+                        c1,
+                    ) = constants
+                    if type(v0) is not c0:
+                        break
+                    v1 = v0.lens
+                    if v1.data_ptr() != c1 or v1.is_nested:
+                        break
+                    right = guard(*(v1,))
+                except Exception:
+                    pass
+                break
+            if ledger.epoch is steady and (right or (constants is None and full.matches(v0))):
+                record.state = v0
+                ...  # the leases
+                return
+            steady, first, matches, constants = full.finish(v0, right)
+        except BaseException:
+            full.unseen()
+            raise
 """
 
 from __future__ import annotations
@@ -83,9 +87,12 @@ def _refresh(body: Sequence[str], *, builds: bool, begin: str = "full.begin()") 
         "    full.failed(error)",
         "    raise",
     ]
+    # From the first write on, an interrupt must leave nobody on a state that was not looked at.
+    before, guarded = (begins, [*build, *body]) if builds else ([], [*begins, *body])
     return [
         f"def refresh({'batch' if builds else 'v0'}):",
-        *_within([f"nonlocal {_KNOWN}", *begins, *(build if builds else ()), *body]),
+        *_within([f"nonlocal {_KNOWN}", *before, "try:", *_within(guarded)]),
+        *_within(["except BaseException:", "    full.unseen()", "    raise"]),
     ]
 
 

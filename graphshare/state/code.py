@@ -64,7 +64,7 @@ _BY_EQUALITY = (int, str, float, bytes, torch.device, torch.Size)
 _MANY = 16  # from so many plain values on, a sequence is compared in a loop
 
 
-def _same_items(expected: tuple[Any, ...], got: Iterator[Any]) -> bool:
+def _same_items(expected: list[Any], got: Iterator[Any]) -> bool:
     found = tuple(got)
     return len(found) == len(expected) and all(map(same_value, expected, found))
 
@@ -323,7 +323,8 @@ class Function:
             if isinstance(part, Check) and isinstance(part.node, ValueNode) and part.rule == "equal"
         ]
         if len(values) == len(parts) >= _MANY:
-            self.refuse(f"not same_items({self.constant(tuple(values))}, {source})")
+            # As a list: tuples that are equal are one constant, and 1 is equal to True.
+            self.refuse(f"not same_items({self.constant(values)}, {source})")
             return []
         if getattr(node.cls, "__iter__", None) is iterate:
             source = name

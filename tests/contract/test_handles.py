@@ -177,3 +177,47 @@ def test_handles_that_are_dropped_leave_no_trace(kind: str, device: torch.device
     for _ in range(100):
         target.bind(BIG)
     assert len(target.holdings.entries[BIG].handles) <= 1
+
+
+def test_asking_often_leaves_no_trace(kind: str, device: torch.device) -> None:
+    owner, target, _ = lent(kind, device)
+    entry = target.holdings.entries[BIG]
+    target.accepting(BIG)
+    before = len(entry.enders)
+    for batch in range(100):
+        target.accepting(BIG)(owner.build(BIG, batch, Phase.REPLAY))
+        assert target.replay(BIG).tolist() == [2 * batch] * 8
+    assert len(entry.enders) == before
+
+
+@pytest.mark.parametrize("end", ["released", "captured anew"])
+def test_a_key_that_goes_while_it_is_built_and_leaves_its_state(
+    kind: str, device: torch.device, end: str
+) -> None:
+    """To another key, or to the one that was captured anew: what was taken before refuses."""
+    other = BatchDescriptor(8, 8, num_active_loras=1)
+
+    class Ending(Owner):
+        def build(self, key: Any, batch: Any, phase: Phase) -> Any:
+            state = super().build(key, batch, phase)
+            if batch == 9:
+                ENDS[end](pool)
+                self.buffer.fill_(batch)
+            return state
+
+    owner = Ending(device)
+    pool = GraphPool(
+        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
+    )
+    pool.capture([BIG, other], forward)
+    refresh, kept = pool.bind(BIG).refresh, pool.bind(other)
+    for batch in (*range(6), 9):
+        refresh(batch)
+        assert kept.replay().tolist() == [2 * batch] * 8
+    builds = owner.builds
+    for _ in range(2):
+        with pytest.raises(ReleasedStateError):
+            refresh(1)
+    assert owner.builds == builds
+    kept.refresh(7)
+    assert kept.replay().tolist() == [14] * 8

@@ -419,6 +419,68 @@ def test_objects_in_turn_and_the_state_that_is_shown() -> None:
             assert pool.states[BIG] is states[owner.turn]
 
 
+class Interrupting(str):
+    """Whoever compares it is interrupted while ``armed``, as by Ctrl-C during a look."""
+
+    __slots__ = ()
+    armed = False
+
+    def __eq__(self, other: object) -> bool:
+        if Interrupting.armed:
+            raise KeyboardInterrupt
+        return True
+
+    __hash__ = str.__hash__
+
+
+FORMS: dict[str, Callable[[Metadata], Any]] = {
+    "looked at in line": lambda state: replace(state, name=Interrupting()),
+    "without a tensor that a guard takes": lambda state: [
+        Interrupting(),
+        *(each.as_subclass(Subclass) for each in (state.lens, state.table)),
+    ],
+}
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+@either
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("event", [False, True])
+def test_an_interrupt_before_the_look_is_over(form: str, event: bool, by: By) -> None:
+    """What was built may be anything: nobody replays on it with what an earlier refresh granted."""
+    engine = Engine()
+    engine.change = FORMS[form]
+    target = GraphPool("target", owner=engine, device="cpu", replays_per_refresh=None)
+    draft = borrower(replays_per_refresh=None)
+    share_states(target, draft)
+    lens = engine.lens[:4]
+    for pool in (target, draft):
+        pool.capture([BIG], lambda key, state: lens * 2)
+    refresh = by(target, engine)
+    for _ in range(3):
+        for batch in range(4):
+            refresh(batch)
+            for pool in (target, draft):
+                assert pool.replay(BIG).tolist() == [2.0 * batch] * 4
+        if event:
+            target.invalidate()
+            refresh(1)
+            target.ledger.epoch += 1
+        Interrupting.armed = True
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                refresh(9)
+        finally:
+            Interrupting.armed = False
+        for pool in (target, draft):
+            with pytest.raises(StaleStateError) as caught:
+                pool.replay(BIG)
+            assert caught.value.rule is Staleness.BUILD_FAILED
+
+
 # A refresh of what has been built already.
 
 

@@ -70,9 +70,10 @@ class Lease:
     Attributes:
         left: Replays that remain; what the hot path reads.
         limit: Replays that a refresh grants.
-        granted: Replays that were ever granted, without those that were taken back.
-        avoided: As ``builds_avoided``, without the last refresh.
-        refreshes: Of the state, by the owner's pool whose lease it is.
+        grants: How often ``limit`` was granted. The owner's pool is granted it at each of its
+            refreshes, others where they used some of what they had.
+        unspent: Replays that were taken back, or were left when more were granted.
+        unused: Grants that ended without a replay.
         keys: The pool's captured keys on this state.
         borrowed: Whether the pool is not the owner's.
         checked: Whether the pool wants its states checked at refresh.
@@ -81,8 +82,8 @@ class Lease:
     """
 
     __slots__ = (
-        "avoided", "borrowed", "checked", "clock", "granted", "holder", "keys", "left", "limit",
-        "live_key", "refreshes", "why",
+        "borrowed", "checked", "clock", "grants", "holder", "keys", "left", "limit", "live_key",
+        "unspent", "unused", "why",
     )  # fmt: skip
 
     def __init__(
@@ -96,10 +97,10 @@ class Lease:
         self.holder: Callable[[], Any] = _nobody
         self.live_key: Hashable = None
         self.why: Why | None = NEVER
-        self.left = self.granted = 0
-        self.avoided = self.refreshes = 0
+        self.left = self.unspent = 0
+        self.grants = self.unused = int(not checked)  # one that no refresh brought about
         if not checked:
-            self.left = self.granted = self.limit = _UNLIMITED
+            self.left = self.limit = _UNLIMITED
 
     def choose_live_key(self, owner_keys: Sequence[Hashable]) -> None:
         """Of several keys on one state, prefer the one that the owner calls by the same name."""
@@ -114,12 +115,13 @@ class Lease:
     def grant(self) -> None:
         """A refresh: allow ``limit`` replays again."""
         # `steady` has the same in line, for leases that nothing has stopped.
-        spent = self.limit - self.left
-        if spent:
-            if self.why is None:
-                self.avoided += self.borrowed
-            self.granted += spent
+        left = self.left
+        if left != self.limit or not self.borrowed:
+            self.unspent += left
             self.left = self.limit
+            self.grants += 1
+        elif self.why is not None:
+            self.unused -= 1  # of a pool that checks nothing: from now on it saves builds
         self.why = None
 
     def stop(self, why: Why, *, first: bool = False) -> None:
@@ -133,12 +135,11 @@ class Lease:
             return
         before = self.why
         if before is None:
-            if self.left != self.limit:
-                self.avoided += self.borrowed
+            self.unused += self.left == self.limit
         elif before.rule is Staleness.RELEASED:
             return
         # Counting here keeps every counter but `left` off the replay path.
-        self.granted -= self.left
+        self.unspent += self.left
         self.left = 0
         if before is None or not first:
             self.why = why
@@ -151,10 +152,15 @@ class Lease:
     @property
     def replays(self) -> int:
         """Replays so far."""
-        return self.granted - self.left
+        return self.grants * self.limit - self.unspent - self.left
+
+    @property
+    def refreshes(self) -> int:
+        """Refreshes of the state by the pool whose lease it is, if it is the owner's."""
+        return 0 if self.borrowed else self.grants - (not self.checked)
 
     @property
     def builds_avoided(self) -> int:
         """Refreshes by the owner on which this borrower replayed, each a build of its own saved."""
-        used = self.why is None and self.left != self.limit
-        return self.avoided + (self.borrowed and used)
+        idle = self.why is None and self.left == self.limit
+        return self.borrowed * (self.grants - self.unused - idle)

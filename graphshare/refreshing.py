@@ -263,7 +263,6 @@ class _InFull:
         if self._builds or order is not None:
             record.state = state
         lease.grant()
-        lease.refreshes += 1
         self._grant(lease)
         for borrower in record.borrowers:
             borrower.grant()

@@ -294,11 +294,7 @@ class Function:
         elif shape.kind is Kind.MAPPING:
             below += self.keys(node, name, steps["key"])
         if shape.has_dict:
-            plain = node.cls.__getattribute__ is object.__getattribute__
-            access = f"{name}.__dict__" if plain else f"attributes_of({name})"
-            found = self.variable(access)
-            self.refuse(f"len({found}) != {len(steps['attr'])}")
-            below += self.entries(found, steps["attr"])
+            below += self.attributes(node.cls, name, steps["attr"])
         held = {step.key for step in steps["slot"]}
         for slot, member in shape.slots:
             access = self.slot(node.cls, slot, member, name)
@@ -344,6 +340,22 @@ class Function:
             return self.entries(name, steps)
         return [(step, form.format(self.constant(step.key))) for step in steps]
 
+    def attributes(self, cls: type, name: str, steps: list[Step]) -> list[tuple[Step, str]]:
+        """What an object's ``__dict__`` holds, likewise; an attribute that it has not raises."""
+        plain = cls.__getattribute__ is object.__getattribute__
+        below: list[tuple[Step, str]] = []
+        # Before the dict is asked for, which CPython makes only then: an attribute's name, and the
+        # dict, need not be fetched where the interpreter knows the place in the object.
+        for step in steps:
+            if plain and _is_of_instances(cls, step.key):
+                (variable,) = self.variables(1)
+                self.lines.append(f"{variable} = {name}.{step.key}")
+                below.append((step, variable))
+        found = self.variable(f"{name}.__dict__" if plain else f"attributes_of({name})")
+        self.refuse(f"len({found}) != {len(steps)}")
+        direct = {step.key for step, _ in below}
+        return below + self.entries(found, [step for step in steps if step.key not in direct])
+
     def entries(self, name: str, steps: list[Step]) -> list[tuple[Step, str]]:
         """What a plain dict holds, likewise; a key that it has not raises."""
         # The keys themselves, not literals: engines keep their layers' names, and a dict finds the
@@ -362,6 +374,16 @@ class Function:
         if plain and slot.isidentifier() and not keyword.iskeyword(slot):
             return f"{name}.{slot}"
         return f"slot_of({self.constant(member)}, {name})"
+
+
+def _is_of_instances(cls: type, name: Any) -> bool:
+    """Whether ``value.name`` can come from the ``__dict__`` of a ``cls`` alone."""
+    # Source takes other identifiers for what they are normalised to.
+    if type(name) is not str or not (name.isascii() and name.isidentifier()):
+        return False
+    if keyword.iskeyword(name) or hasattr(cls, "__getattr__"):
+        return False
+    return not any(name in vars(base) for base in cls.__mro__)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

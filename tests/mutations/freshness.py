@@ -20,8 +20,8 @@ MUTATIONS = (
         "rule-1-dropped",
         "a state that was never refreshed cannot be replayed",
         "lease.py",
-        "self.left = self.granted = 0\n",
-        "self.left = self.granted = 1\n",
+        "self.left = self.unspent = 0\n",
+        "self.left = self.unspent = 1\n",
         ("tests/unit/test_borrowing.py::test_a_borrower_is_fresh_by_its_lenders_refresh_alone",),
     ),
     Mutation(

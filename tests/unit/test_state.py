@@ -366,6 +366,54 @@ def test_attributes_that_come_and_go() -> None:
     assert seen(bare, gone) == [("a", "presence")]
 
 
+def test_an_attribute_that_its_class_has_as_well() -> None:
+    """One that went is not made up for by the class, nor by another one that came."""
+
+    class Made:
+        def __init__(self, **attributes: Any) -> None:
+            self.__dict__.update(attributes)
+
+    class Default(Made):
+        a: int = 1
+
+    class Property(Made):
+        @property
+        def a(self) -> int:
+            return 1
+
+    class MakesUp(Made):
+        def __getattr__(self, name: str) -> Any:
+            if name == "a":
+                return 1
+            raise AttributeError(name)
+
+    for cls in (Made, Default, Property, MakesUp):
+        state = cls(t=torch.zeros(2), a=1)
+        checker = LayoutChecker(state, "cpu")
+        for _ in range(3):
+            assert checker.matches(cls(t=state.t[:], a=1))
+            assert not checker.matches(cls(t=state.t[:], a=2))
+            assert not checker.matches(cls(t=state.t[:], b=1))
+            assert not checker.matches(cls(t=state.t[:]))
+            assert not checker.matches(cls(t=state.t[:], a=1, b=1))
+
+
+def test_names_that_source_would_change() -> None:
+    """Python takes the ligature in source for two letters."""
+
+    class Made:
+        def __init__(self, **attributes: Any) -> None:
+            self.__dict__.update(attributes)
+
+    state = Made(t=torch.zeros(2))
+    vars(state).update({"\ufb01": 1, "fi": 2, "class": 3, "a b": 4, "\u00e4": 5})
+    checker = LayoutChecker(state, "cpu")
+    for name in vars(state):
+        for _ in range(2):
+            assert checker.matches(Made(**vars(state)))
+            assert not checker.matches(Made(**{**vars(state), name: 9}))
+
+
 def test_slots_inherited_unset_and_private() -> None:
     class Base:
         __slots__ = ("__private", "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -185,3 +186,56 @@ def test_a_descriptor_that_is_equal_finds_its_graph_too(vllm) -> None:
         assert missing not in manager.graphs
         with pytest.raises(KeyError):
             manager.graphs[missing]
+
+
+def test_what_a_manager_dispatches_to_is_the_key_of_its_graph(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    speculator = runner.speculator
+    managers = (
+        runner.cudagraph_manager,
+        speculator.prefill_cudagraph_manager,
+        speculator.decode_cudagraph_manager,
+    )
+    before = [manager._candidates for manager in managers]
+    for manager in managers:
+        keys = {id(desc) for desc in manager.graphs}
+        assert keys
+        candidates = manager._candidates
+        lists = candidates.values() if isinstance(candidates, dict) else candidates
+        for desc in (desc for descs in lists for desc in descs):
+            assert id(desc) in keys or desc not in manager.graphs
+    deactivate()
+    for manager, table in zip(managers, before, strict=True):
+        assert manager._candidates is not table
+        assert list(manager._candidates) == list(table)
+        assert {type(desc) for desc in manager.graphs} == {manager.descriptor}
+
+
+@pytest.mark.parametrize("table", [None, "of another kind", [7], {3: 7}])
+def test_a_table_of_another_kind_stays(vllm, table) -> None:
+    activate()
+    runner = vllm.start()
+    (session,) = sessions()
+    session.pause()
+    manager = runner.speculator.decode_cudagraph_manager
+    manager._candidates = table
+    session.resume()
+    assert manager._candidates is table
+    session.pause()
+    assert manager._candidates is table
+
+
+def test_what_is_made_of_a_descriptor_is_one_of_vllms_own(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    manager = runner.cudagraph_manager
+    for desc in manager.graphs:
+        assert type(desc) is not manager.descriptor
+        same = copy.copy(desc)
+        larger = replace(desc, num_tokens=desc.num_tokens + 1)
+        for made in (same, larger):
+            assert type(made) is manager.descriptor
+        assert same == desc
+        assert larger != desc
+        assert hash(larger) == hash(manager.descriptor(**vars(larger)))

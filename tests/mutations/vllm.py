@@ -135,4 +135,20 @@ MUTATIONS = (
         "    if False:\n",
         (f"{_LEFT}::test_a_vllm_that_is_not_as_released_is_left_alone",),
     ),
+    Mutation(
+        "vllm-hash-for-others",
+        "what is made of a descriptor hashes as vLLM's own",
+        "adapters/vllm/launches.py",
+        '            "__new__": _made_by(kind),\n',
+        "",
+        (f"{_FAULTS}::test_what_is_made_of_a_descriptor_is_one_of_vllms_own",),
+    ),
+    Mutation(
+        "vllm-launched-by-another-descriptor",
+        "a manager picks the very keys of its graphs",
+        "adapters/vllm/launches.py",
+        "                changed[id(descs)] = [twins.get(desc, desc) for desc in descs]\n",
+        "                changed[id(descs)] = list(descs)\n",
+        (f"{_FAULTS}::test_what_a_manager_dispatches_to_is_the_key_of_its_graph",),
+    ),
 )

@@ -65,6 +65,7 @@ class Manager:
         self._graphs_captured = False
         self._recorder = make_backend("tape", "cpu")
         self._init_candidates(config, decode_query_len, mode or config.cudagraph_mode)
+        self._candidates = self._by_size()
 
     def _init_candidates(self, config, query_len, mode):
         for size in sorted(config.capture_sizes, reverse=True):
@@ -90,22 +91,37 @@ class Manager:
         if desc not in descs:
             descs.append(desc)
 
+    def _by_size(self):
+        """By tokens, and from 0.25.1 on by adapters too: what may hold so many, the best first."""
+        descs = sorted(
+            (desc for descs in self._capture_descs.values() for desc in descs),
+            key=lambda desc: (desc.num_tokens, desc.uniform_token_count is None),
+        )
+        sizes = range(max((desc.num_tokens for desc in descs), default=0) + 1)
+        if self.descriptor is _OLD:
+            return [[desc for desc in descs if desc.num_tokens >= size] for size in sizes]
+        return {
+            (size, loras): [
+                desc for desc in descs if desc.num_tokens >= size and desc.num_active_loras == loras
+            ]
+            for size in sizes
+            for loras in self.lora_cases
+        }
+
     def needs_capture(self):
         return bool(self._capture_descs)
 
     def _dispatch(self, num_reqs, num_tokens, uniform_token_count, num_active_loras=0):
-        fitting = [
-            desc
-            for descs in self._capture_descs.values()
-            for desc in descs
-            if self._graphs_captured
-            and desc.uniform_token_count in (None, uniform_token_count)
-            and (desc.num_reqs is None or desc.num_reqs >= num_reqs)
-            and desc.num_tokens >= num_tokens
-            and getattr(desc, "num_active_loras", 0) == num_active_loras
-        ]
-        if fitting:
-            return min(fitting, key=lambda d: (d.num_tokens, d.uniform_token_count is None))
+        if self.descriptor is _OLD:
+            descs = self._candidates[num_tokens : num_tokens + 1]
+            descs = descs[0] if descs else ()
+        else:
+            descs = self._candidates.get((num_tokens, num_active_loras), ())
+        for desc in descs if self._graphs_captured else ():
+            if desc.uniform_token_count in (None, uniform_token_count) and (
+                desc.num_reqs is None or desc.num_reqs >= num_reqs
+            ):
+                return desc
         return self.descriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
     def _loop(self, forwards):

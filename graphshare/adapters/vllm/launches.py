@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import index
 from typing import Any
 
-__all__ = ["Replay", "knowing_its_hash"]
+__all__ = ["Replay", "Twins", "knowing_its_hash"]
 
 
 class Replay:
@@ -18,6 +18,50 @@ class Replay:
 
     def __init__(self, replay: Callable[[], None]) -> None:
         self.replay = replay
+
+
+class Twins:
+    """Descriptors that know their hash, one for each of vLLM's; see :func:`knowing_its_hash`."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+
+    def of(self, desc: Any) -> Any:
+        """Return the one that equals ``desc``, always the same."""
+        twin = self._made.get(desc)
+        if twin is None:
+            twin = self._made[desc] = knowing_its_hash(desc)
+        return twin
+
+    def among(self, candidates: Any, captured: Iterable[Any]) -> Any:
+        """Return what a manager's ``dispatch`` picks from, with the twins of what was captured.
+
+        Args:
+            candidates: vLLM's table: lists of descriptors, by number of tokens or, from 0.25.1
+                on, by that and a number of adapters.
+            captured: The descriptors of its full graphs; all else stays.
+
+        Returns:
+            ``None`` for a table of another kind.
+        """
+        twins = {desc: self.of(desc) for desc in captured}
+        changed: dict[int, list[Any]] = {}  # many places hold one list
+
+        def within(descs: list[Any]) -> list[Any]:
+            if id(descs) not in changed:
+                changed[id(descs)] = [twins.get(desc, desc) for desc in descs]
+            return changed[id(descs)]
+
+        try:
+            if type(candidates) is dict:
+                return {place: within(descs) for place, descs in candidates.items()}
+            if type(candidates) is list:
+                return [within(descs) for descs in candidates]
+        except TypeError:  # they are no lists of descriptors
+            pass
+        return None
 
 
 def knowing_its_hash(desc: Any) -> Any:
@@ -46,9 +90,19 @@ def knowing_its_hash(desc: Any) -> Any:
             "__eq__": equals,
             # Of the number itself, since an int's own hash is another one beyond 61 bits.
             "__hash__": staticmethod(partial(index, hash(desc))),
+            # Whatever is made of one, such as by `dataclasses.replace`, is one of vLLM's own.
+            "__new__": _made_by(kind),
+            "__reduce__": lambda self: (kind, tuple(getattr(self, name) for name in names)),
         },
     )
     twin = object.__new__(made)
     for name in names:
         object.__setattr__(twin, name, getattr(desc, name))  # it is frozen
     return twin
+
+
+def _made_by(kind: type) -> Callable[..., Any]:
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        return kind(*args, **kwargs)
+
+    return new

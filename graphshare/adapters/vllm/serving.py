@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import Replay, knowing_its_hash
+from graphshare.adapters.vllm.launches import Replay, Twins
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.lease import Lease
@@ -78,7 +78,7 @@ class Serving:
         self._prepare_attn: Any = None
         self._batch: TargetBatch | None = None
         self._refresh: Callable[[Any], None] | None = None
-        self._twins: dict[Any, Any] = {}
+        self._twins = Twins()
         self.verified = self.steered = 0
 
     @property
@@ -96,18 +96,15 @@ class Serving:
         managers = [
             (runner.cudagraph_manager, self.target, self._plain),
             (speculator.prefill_cudagraph_manager, self.prefill, self._draft_replay()),
+            (
+                speculator.decode_cudagraph_manager,
+                self.decode,
+                self._plain if self._checks_decodes else None,
+            ),
         ]
-        if self._checks_decodes:
-            managers.append((speculator.decode_cudagraph_manager, self.decode, self._plain))
         for manager, pool, replaying in managers:
             if len(pool):
-                graphs = {
-                    desc: replaying(desc, pool.bind(desc)) if desc in pool else graph
-                    for desc, graph in manager.graphs.items()
-                }
-                if pool is self.prefill:
-                    graphs = {self._twin(desc): graph for desc, graph in graphs.items()}
-                patches.set(manager, "graphs", graphs)
+                self._stand_in(patches, manager, pool, replaying)
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -121,12 +118,24 @@ class Serving:
             current.undo()
         self._batch = self._refresh = None
 
-    def _twin(self, desc: Any) -> Any:
-        """Return what the draft is told to run where it follows the target onto ``desc``."""
-        twin = self._twins.get(desc)
-        if twin is None:
-            twin = self._twins[desc] = knowing_its_hash(desc)
-        return twin
+    def _stand_in(
+        self,
+        patches: Patches,
+        manager: Any,
+        pool: GraphPool[Any],
+        replaying: Callable[[Any, Any], Any] | None,
+    ) -> None:
+        """Give a manager a pool's replays, if it has some, and keys that are found sooner."""
+        candidates = self._twins.among(vars(manager).get("_candidates"), manager.graphs)
+        if candidates is not None:
+            patches.set(manager, "_candidates", candidates)
+        graphs = {
+            self._twins.of(desc): replaying(desc, pool.bind(desc))
+            if replaying is not None and desc in pool
+            else graph
+            for desc, graph in manager.graphs.items()
+        }
+        patches.set(manager, "graphs", graphs)
 
     @staticmethod
     def _plain(_: Any, bound: Any) -> Any:
@@ -245,7 +254,7 @@ class Serving:
                 lease = None
             # Verifying, the states are read: they have to be kept.
             refresh = entry.refresh if self._verify else self.target.accepting(desc)
-            draft = None if lease is None else self._twin(lease.live_key)
+            draft = None if lease is None else self._twins.of(lease.live_key)
             step = _Step(desc, refresh, lease, draft)
             found.setdefault((desc.num_tokens, desc.num_reqs), step)
         return found

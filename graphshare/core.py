@@ -248,7 +248,7 @@ class PoolCore(Generic[K]):
 
         It does what a refresh does after the build, with the same refusals, and does not keep the
         state: ``states`` goes on showing the one before. Like a handle it is for one capture of
-        the key.
+        the key; what it refuses has been written all the same, and makes stale what lay there.
 
         Args:
             key: A captured key whose state this pool owns.

@@ -206,6 +206,8 @@ class _InFull:
             ReleasedStateError: The key was released or captured anew.
         """
         if self._retired:
+            if not self._builds:
+                self._written_in_vain()
             raise self._refuse.released(self.key, GONE, doing="refresh")
         order = self.record.order
         if order is not None:
@@ -215,6 +217,15 @@ class _InFull:
         if self._takes is not None:
             self._constants = self._at_hand()
         return self._constants
+
+    def _written_in_vain(self) -> None:
+        # Whoever asks to accept a state has built it, where the key's lay and its owner may write.
+        record = self.record
+        if not record.released:  # another key has it, or the one that was captured anew
+            record.spoil(Why(Staleness.BUILD_FAILED, self.by), first=True)
+        for other in self.ledger.others(record):
+            if record.leaves.overlaps(other.reads) or record.overwrites(other, self.key):
+                other.spoil(self._overwritten, first=True)
 
     def _ended(self) -> None:
         # An owner may refresh or capture another pool while it builds. Its own writes may be the

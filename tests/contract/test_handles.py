@@ -179,6 +179,39 @@ def test_handles_that_are_dropped_leave_no_trace(kind: str, device: torch.device
     assert len(target.holdings.entries[BIG].handles) <= 1
 
 
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("refreshes", [0, 6])
+def test_what_was_built_for_a_key_that_went_has_been_written(
+    kind: str, device: torch.device, name: str, refreshes: int
+) -> None:
+    """It cannot be accepted, and nobody replays on what it was written over."""
+    owner, target, draft = lent(kind, device)
+    theirs = Owner(device)
+    theirs.buffer = owner.buffer
+    beside = GraphPool("beside", owner=theirs, backend=kind, device=device)
+    beside.capture([BIG], forward)
+    accept = target.accepting(BIG)
+    for batch in range(refreshes):
+        accept(owner.build(BIG, batch, Phase.REPLAY))
+    ENDS[name](target)
+    pools = {"beside": beside}
+    if "anew" in name:
+        draft.recapture([BIG])
+        pools |= {"target": target, "draft": draft}
+    for refreshed in ["beside", *(["target"] if "anew" in name else [])]:
+        pools[refreshed].refresh(BIG, 3)
+        state = owner.build(BIG, 9, Phase.REPLAY)
+        with pytest.raises(ReleasedStateError):
+            accept(state)
+        for pool in [beside] if refreshed == "beside" else [target, draft]:
+            with pytest.raises(StaleStateError):
+                pool.replay(BIG)
+    for pool in pools.values():
+        assert pool.statistics().fresh == ()
+    beside.refresh(BIG, 4)
+    assert beside.replay(BIG).tolist() == [8] * 8
+
+
 def test_asking_often_leaves_no_trace(kind: str, device: torch.device) -> None:
     owner, target, _ = lent(kind, device)
     entry = target.holdings.entries[BIG]

@@ -1,6 +1,6 @@
 """The memory and the side stream that CUDA graphs are captured with.
 
-Two of PyTorch's ways are guarded against here, and nowhere else:
+Three of PyTorch's ways are guarded against here:
 
 * A capture that fails leaks its memory pool and leaves its generators in capture mode (PyTorch
   issue 190348): :func:`end_failed_capture`.
@@ -8,6 +8,9 @@ Two of PyTorch's ways are guarded against here, and nowhere else:
   graphs of that stream still write to it (PyTorch issue 193402). :meth:`GraphMemory.prepare`
   has the workspace allocated in a pool where nobody else allocates: freed or not, its address
   stays good, and the next workspace of that stream takes the same place.
+* A memory pool that is freed while anybody allocates into another one, or captures, ends the
+  process (PyTorch PR 182062), and what frees it may be a collection of garbage: there is none
+  meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 import torch
 
+from graphshare.capture._collection import no_collection
 from graphshare.capture._driver import begin_capture
 
 __all__ = [
@@ -135,7 +139,12 @@ class GraphMemory:
 
     def _empty_graph(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), _quiet():
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.stream(self.stream),
+            _quiet(),
+            no_collection(),
+        ):
             try:
                 graph.capture_begin(pool=self.pool_id, capture_error_mode="thread_local")
             except RuntimeError as error:
@@ -165,13 +174,19 @@ class GraphMemory:
         return stream
 
 
+@contextlib.contextmanager
+def _allocating_into(pool: torch.cuda.MemPool, device: torch.device) -> Generator[None, None, None]:
+    with no_collection(), torch.cuda.use_mem_pool(pool, device):
+        yield
+
+
 def _touch_workspaces(
     device: torch.device, stream: torch.cuda.Stream, pool: torch.cuda.MemPool
 ) -> None:
     with (
         torch.no_grad(),
         torch.cuda.device(device),
-        torch.cuda.use_mem_pool(pool, device),
+        _allocating_into(pool, device),
         torch.cuda.stream(stream),
     ):
         square = torch.zeros(16, 16, device=device)

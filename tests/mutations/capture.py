@@ -430,4 +430,15 @@ MUTATIONS = (
         "        pass\n",
         ("tests/unit/test_tape.py::test_a_failed_recording_holds_no_memory",),
     ),
+    Mutation(
+        "collected-while-allocating",
+        "no garbage is collected while memory is taken from a pool of ours",
+        "capture/_graph_memory.py",
+        "    with no_collection(), torch.cuda.use_mem_pool(pool, device):\n",
+        "    with torch.cuda.use_mem_pool(pool, device):\n",
+        (
+            "tests/unit/test_graph_memory.py::"
+            "test_nothing_is_collected_while_memory_is_taken_from_another_pool",
+        ),
+    ),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
+_GARBAGE = "tests/unit/test_graph_memory.py"
+
 MUTATIONS = (
     Mutation(
         "no-warmup",
@@ -436,9 +438,6 @@ MUTATIONS = (
         "capture/_graph_memory.py",
         "    with no_collection(), torch.cuda.use_mem_pool(pool, device):\n",
         "    with torch.cuda.use_mem_pool(pool, device):\n",
-        (
-            "tests/unit/test_graph_memory.py::"
-            "test_nothing_is_collected_while_memory_is_taken_from_another_pool",
-        ),
+        (f"{_GARBAGE}::test_nothing_is_collected_while_memory_is_taken_from_another_pool",),
     ),
 )

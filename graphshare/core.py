@@ -246,12 +246,17 @@ class PoolCore(Generic[K]):
     def accepting(self, key: K) -> Callable[[Any], None]:
         """Return ``accept(state)``, for an engine that has built by itself what its owner builds.
 
-        It does what a refresh does after the build, with the same refusals, and does not keep the
-        state: ``states`` goes on showing the one before. Like a handle it is for one capture of
-        the key; what it refuses has been written all the same, and makes stale what lay there.
+        It does what a refresh does after the build, counts as one, and refuses the same. Call it
+        right after the build: until then no pool knows what was written over. What it refuses
+        has been written all the same, and makes stale what lay there.
+
+        The state is not kept, and ``states`` goes on showing the one before; with
+        ``checks="strict"`` it is, for replays look at it. Like a handle, ``accept`` is for one
+        capture of the key.
 
         Args:
-            key: A captured key whose state this pool owns.
+            key: A captured key whose state this pool owns. For a borrowed one ``accept`` raises
+                ``OwnershipError``, as ``refresh`` does.
 
         Raises:
             KeyMismatchError: The key is not captured.
@@ -268,6 +273,8 @@ class PoolCore(Generic[K]):
                 device=self.device,
             )
         return entry.accept
+
+    accepting.__qualname__ = "GraphPool.accepting"  # what Python calls it in its own errors
 
     def keys_changed(self) -> None:
         """Forget what was released, and dispatch over the keys that are held now."""

@@ -130,8 +130,9 @@ class BoundReplay(Generic[_K]):
 
     Attributes:
         key: The captured key.
-        replay: Does what ``pool.replay(key)`` does, with the same refusals. After the key was
-            released or captured anew it raises :class:`graphshare.ReleasedStateError`.
+        replay: Does what ``pool.replay(key)`` does, with the same refusals; it has no ``copy``.
+            After the key was released or captured anew it raises
+            :class:`graphshare.ReleasedStateError`.
         refresh: Does what ``pool.refresh(key, batch)`` does, likewise.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ def test_a_handle_refreshes_and_replays_as_its_pool(kind: str, device: torch.dev
 def test_a_borrowed_key_is_refreshed_by_its_owner(kind: str, device: torch.device) -> None:
     owner, _, draft = lent(kind, device)
     handle, builds = draft.bind(BIG), owner.builds
-    for refresh in (handle.refresh, lambda batch: draft.refresh(BIG, batch)):
+    by_key = partial(draft.refresh, BIG)
+    for refresh in (handle.refresh, by_key, draft.accepting(BIG)):
         with pytest.raises(OwnershipError, match="target"):
             refresh(1)
     assert owner.builds == builds
@@ -210,6 +212,21 @@ def test_what_was_built_for_a_key_that_went_has_been_written(
         assert pool.statistics().fresh == ()
     beside.refresh(BIG, 4)
     assert beside.replay(BIG).tolist() == [8] * 8
+
+
+@pytest.mark.parametrize("checks", ["fast", "strict", "off"])
+def test_what_was_accepted_counts_and_is_kept_where_replays_look_at_it(
+    kind: str, device: torch.device, checks: Any
+) -> None:
+    owner = Owner(device)
+    pool = GraphPool("pool", owner=owner, backend=kind, device=device, checks=checks)
+    pool.capture([BIG, SMALL], forward)
+    before = pool.states[BIG]
+    built = owner.build(BIG, 3, Phase.REPLAY)
+    pool.accepting(BIG)(built)
+    assert pool.states[BIG] is (built if checks == "strict" else before)
+    assert pool.replay(BIG).tolist() == [6] * 8
+    assert pool.statistics().refreshes == pool.statistics().builds["replay"] == 1
 
 
 def test_asking_often_leaves_no_trace(kind: str, device: torch.device) -> None:

@@ -58,7 +58,9 @@ def test_costs() -> None:
     said = " ".join(_readme().split())
     assert f"{replay['fast: replay by key']:.2f} µs beside" in said
     assert f"the {replay['fast: a bare launch']:.1f} µs of a bare launch" in said
-    assert f"handle {replay['fast: replay by bind']:.2f} µs" in said
+    equal = replay["fast: replay by an equal key"]
+    assert f"by one that is only equal to it {equal:.2f} µs" in said
+    assert f"by a handle of `pool.bind` {replay['fast: replay by bind']:.2f} µs" in said
     check = refresh["16 tensors, 8 host values, one key: check"]
     assert f"refresh {check:.1f} µs for 16 tensors" in said
     added = [value for name, value in refresh.items() if name.endswith(": refresh")]

@@ -135,22 +135,46 @@ def test_all_versions_are_in_the_tables() -> None:
     }
 
 
-def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
-    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
-    said = " ".join(page.split())
-    where = "small at 03e8dcd, concurrency 1, "
+def _kept(requests: int) -> list[str]:
+    """Where graphshare has hooks, and of the whole step."""
+    where = f"small at 03e8dcd, concurrency {requests}, "
     missed = {
         each["name"].removeprefix(where): each
         for each in _results("0.20.2")["figures"]
         if each["name"].startswith(where) and "not saved" in each["name"]
     }
-    for what, words in (
-        ("where graphshare has hooks", "borrowing keeps {} of what skipping saves"),
-        ("to the step of the engine", "{} of the whole step"),
-    ):
-        found = missed[f"{what}: not saved of what skipping saves"]
-        kept, low, high = (1 - found[each] for each in ("value", "high", "low"))
-        assert words.format(f"{kept:.2f} ({low:.2f} to {high:.2f})") in said
+    found = [
+        missed[f"{what}: not saved of what skipping saves"]
+        for what in ("where graphshare has hooks", "to the step of the engine")
+    ]
+    return [
+        f"{1 - each['value']:.2f} ({1 - each['high']:.2f} to {1 - each['low']:.2f})"
+        for each in found
+    ]
+
+
+def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
+    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
+    said = " ".join(page.split())
+    hooks, step = _kept(1)
+    assert f"borrowing keeps {hooks} of what skipping saves at one request" in said
+    assert f"{step} of the whole step" in said
+    assert f"At 8 requests it is {' and '.join(_kept(8))}, at 32 {' and '.join(_kept(32))}." in said
+
+
+def test_the_page_names_each_median_of_the_8b_pair_beyond_its_interval() -> None:
+    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
+    dearer = [
+        (version, each)
+        for version in SUPPORTED
+        for each in _results(version)["figures"]
+        if each["name"].startswith("8B at") and "64 tokens: on /" in each["name"]
+        if each["low"] > 1
+    ]
+    ((version, figure),) = dearer
+    words = f"that of {version} at 8 requests lies above 1 by more than its interval, by {{}}%"
+    assert "concurrency 8," in figure["name"]
+    assert words.format(f"{100 * (figure['value'] - 1):.2f}") in " ".join(page.split())
 
 
 def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:

@@ -381,9 +381,13 @@ class Capturing(Generic[_K]):
                     yield record
 
     def _abandon(self) -> None:
-        for draft in self._drafts.values():
+        drafts = self._drafts.values()
+        for draft in drafts:
             if draft.entry is not None and draft.entry.release_graph is not None:
                 draft.entry.release_graph()
             draft.entry = None  # a traceback may keep this object, but no outputs
         for record in self._own.values():
             record.abandon()
+        # The old graphs stay, and what all of an owner's builds write may have grown.
+        for record in {id(each.record.book): each.record for each in drafts}.values():
+            record.ask_again(self._pool.device)

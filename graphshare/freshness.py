@@ -153,6 +153,22 @@ class StateRecord:
         self.ledger.forget()
         return True
 
+    def ask_again(self, device: torch.device) -> None:
+        """Ask what builds may write for every key of the owner that said so before.
+
+        For the end of what built outside a refresh and did not build for every key: a buffer that
+        all of them write may have grown on the way.
+
+        Args:
+            device: Of the pool.
+        """
+        records = [each for each in self.book.records() if not each.released]
+        asked = {key: each for each in records for key in each._declared}
+        for key, record in asked.items():
+            # Something has failed, or is a check that is over: what it said before still counts.
+            with contextlib.suppress(Exception):
+                record._declare(key, device)
+
     def stand_for(
         self,
         states: tuple[Any, Any],

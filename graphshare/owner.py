@@ -12,7 +12,8 @@ the optional attributes below are looked up by name and may be left out.
 ``writes(key) -> Iterable[torch.Tensor]``
     The tensors that a build for this key may write: fewer than the state's leaves where the owner
     only reads some of them, more where it writes past what it returns (zeroing a tail). Asked
-    after a build, never during a refresh. Default: every leaf of every key of this owner.
+    after a build, and for every key when a capture ends, in vain too; never during a refresh. An
+    answer holds for its own key. Default: every leaf of every key of this owner.
 
 ``live_rows(key, batch) -> Mapping[str, int]``
     Path pattern to the number of leading rows that this batch uses; the rest is padding. Nothing

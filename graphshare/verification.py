@@ -43,6 +43,7 @@ def build_own(pool: PoolCore[Any], owner: Any, key: Hashable, batch: Any) -> Any
         return record.build(key, batch, Phase.REPLAY, pool.device, adopt=True)
     finally:
         record.abandon()
+        record.ask_again(pool.device)
 
 
 def first_differences(

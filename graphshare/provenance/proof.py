@@ -186,6 +186,7 @@ def _own_memory(
         return own, _leaves(pool, book.records())
     finally:
         record.abandon()
+        record.ask_again(pool.device)
 
 
 def _leaves(pool: PoolCore[Any], records: Iterable[StateRecord]) -> Places:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _STEADY = "tests/unit/test_steady_refresh.py"
+_FOOTPRINTS = "tests/unit/test_footprints.py::"
+_GROWN = f"{_FOOTPRINTS}test_what_one_build_made_grow_is_written_by_those_for_other_keys"
 
 MUTATIONS = (
     # Rule 1: a refresh makes its key fresh, for its pool and all that borrow it.
@@ -36,6 +38,38 @@ MUTATIONS = (
         ("tests/unit/test_sharing.py::test_several_consumers_of_one_producer",),
     ),
     # Rule 2: a build makes stale what it may write over.
+    Mutation(
+        "failed-captures-ask-only-what-they-built",
+        "after a capture in vain the owner is asked for every key what its builds may write",
+        "capturing.py",
+        "            record.ask_again(self._pool.device)",
+        "            pass",
+        (_GROWN,),
+    ),
+    Mutation(
+        "verify-asks-only-what-it-built",
+        "after a check the owner is asked for every key what its builds may write",
+        "verification.py",
+        "        record.ask_again(pool.device)\n",
+        "",
+        (_GROWN,),
+    ),
+    Mutation(
+        "prove-asks-only-what-it-built",
+        "after a proof the owner is asked for every key what its builds may write",
+        "provenance/proof.py",
+        "        record.ask_again(pool.device)\n",
+        "",
+        (_GROWN,),
+    ),
+    Mutation(
+        "owners-that-do-not-answer-hide-the-failure",
+        "a capture that failed says why, though the owner does not say any more what it writes",
+        "freshness.py",
+        "            with contextlib.suppress(Exception):\n                record._declare(",
+        "            if True:\n                record._declare(",
+        (f"{_FOOTPRINTS}test_an_owner_that_no_longer_answers_does_not_hide_why_a_capture_failed",),
+    ),
     Mutation(
         "rule-2-dropped",
         "a build makes stale every other key whose state overlaps its footprint",

@@ -10,9 +10,11 @@ from graphshare import (
     BatchDescriptor,
     CaptureError,
     GraphPool,
+    Phase,
     StaleStateError,
+    share_states,
 )
-from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double
+from tests.one_buffer import BIG, SMALL, Apart, Owner, captured, double, make
 
 LORA = BatchDescriptor(4, 4, num_active_loras=1)
 
@@ -273,3 +275,119 @@ def test_a_recapture_at_the_same_place_finds_leaves_elsewhere():
     """No graph reads them, so the layout is the same, but builds write there."""
     owner = GrowingUndeclared()
     overwritten_after_a_recapture(owner, lambda memory: setattr(owner, "extra", memory))
+
+
+class Workspace(Owner):
+    """Each build writes a scratch as well; one for ``LORA`` needs a larger one, if there is any."""
+
+    def __init__(self):
+        super().__init__()
+        self.scratch, self.larger, self.answers = torch.zeros(1), None, True
+
+    def build(self, key, batch, phase):
+        if key == LORA and self.larger is not None:
+            self.scratch = self.larger
+        self.scratch.fill_(99)
+        return super().build(key, batch, phase)
+
+    def writes(self, key):
+        if not self.answers:
+            raise KeyError(key)
+        return [self.buffer, self.scratch]
+
+
+def fails(key, state):
+    raise RuntimeError("no memory")
+
+
+def captures_in_vain(owner):
+    pool = captured(owner, [BIG])
+
+    def act():
+        with pytest.raises(CaptureError, match="no memory"):
+            pool.capture([LORA], fails)
+
+    return pool, act
+
+
+def loop_is_left(owner):
+    pool = captured(owner, [BIG])
+
+    def leave():
+        with pool.capturing([LORA]) as capture:
+            capture.state(LORA, Phase.WARMUP)
+            raise ZeroDivisionError
+
+    def act():
+        with pytest.raises(ZeroDivisionError):
+            leave()
+
+    return pool, act
+
+
+def borrower_captures_in_vain(owner):
+    pool, draft = captured(owner, [BIG, LORA]), GraphPool("draft", device="cpu")
+    share_states(pool, draft)
+
+    def act():
+        with pytest.raises(CaptureError, match="no memory"):
+            draft.capture([LORA], fails)
+
+    return pool, act
+
+
+def lends(owner):
+    lender = captured(Owner(), [LORA], name="lender", inspectable=True)
+    pool = make(owner, inspectable=True)
+    shared = share_states(lender, pool, when=lambda key: key == LORA)
+    pool.capture([BIG, LORA], double)
+    lender.refresh(LORA, 1)
+    return pool, shared
+
+
+def is_verified(owner):
+    pool, shared = lends(owner)
+    return pool, lambda: shared.verify(1)
+
+
+def is_proved(owner):
+    pool, shared = lends(owner)
+    return pool, shared.prove
+
+
+@pytest.mark.parametrize(
+    "how",
+    [captures_in_vain, loop_is_left, borrower_captures_in_vain, is_verified, is_proved],
+)
+def test_what_one_build_made_grow_is_written_by_those_for_other_keys(how):
+    """Nothing is captured anew, so no other key is built, but the owner is asked for all."""
+    owner, neighbour = Workspace(), Owner()
+    pool, act = how(owner)
+    other = captured(neighbour, [SMALL], name="other")
+    owner.larger = neighbour.buffer[:4]
+    act()
+    assert owner.scratch is owner.larger
+    for _ in range(2):
+        other.refresh(SMALL, 1)
+        pool.refresh(BIG, 1)
+        with pytest.raises(StaleStateError) as caught:
+            other.replay(SMALL)
+        assert caught.value.written_by == ("pool", BIG)
+
+
+def test_an_owner_that_no_longer_answers_does_not_hide_why_a_capture_failed():
+    """What it said before still counts."""
+    owner, neighbour = Workspace(), Owner()
+    owner.scratch = neighbour.buffer[:4]
+    pool, other = captured(owner, [BIG]), captured(neighbour, [SMALL], name="other")
+
+    def forgets(key, state):
+        owner.answers = False
+        raise RuntimeError("no memory")
+
+    with pytest.raises(CaptureError, match="no memory"):
+        pool.capture([LORA], forgets)
+    other.refresh(SMALL, 1)
+    pool.refresh(BIG, 1)
+    with pytest.raises(StaleStateError):
+        other.replay(SMALL)

@@ -65,6 +65,17 @@ def test_what_strict_costs_a_replay() -> None:
     assert f"a replay costs {strict:.0f} µs more" in _said("docs/explanation/freshness.md")
 
 
+def test_what_a_later_move_takes_for_each_node_that_changes() -> None:
+    one: list[float] = []
+    several: list[float] = []
+    for case in _results("gpu/rebind")["details"]:
+        again = case["variants"]["again"]["median_us"]
+        (one if case["keys"] == 1 else several).append(again / case["nodes_changed"])
+    words = f"takes {_range(one)} µs for each node that changes where one key moves, and"
+    page = _said("docs/how-to/move-buffers.md")
+    assert f"{words} {_range(several)} where several do" in page
+
+
 @pytest.mark.parametrize("page", PLANNED)
 def test_the_table_of_ladders(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")

@@ -217,10 +217,7 @@ MUTATIONS = (
         "freshness.py",
         "            if known is not None or record is self:\n",
         "            if record is self:\n",
-        (
-            "tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_declares_anew",
-            "tests/unit/test_footprints.py::test_a_recapture_in_vain_declares_anew",
-        ),
+        ("tests/unit/test_footprints.py::test_a_recapture_at_the_same_place_declares_anew",),
     ),
     Mutation(
         "recapture-forgets-new-leaves",

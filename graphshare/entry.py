@@ -13,13 +13,11 @@ from graphshare.lease import Lease
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutChecker
 
-__all__ = ["GONE", "BoundReplay", "Entry", "View", "apply_views"]
+__all__ = ["BoundReplay", "Entry", "View", "apply_views"]
 
 _K = TypeVar("_K", bound=Hashable)
 
 View = Callable[[Any], Any]
-
-GONE = "the key was released or captured anew"
 
 
 def apply_views(views: tuple[View, ...], state: Any) -> Any:
@@ -94,10 +92,10 @@ class Entry(Generic[_K]):
         self.dead = True
 
         def refused() -> None:
-            raise refuse.released(key, GONE)
+            raise refuse.gone(key)
 
         def no_refresh(_: Any) -> None:
-            raise refuse.released(key, GONE, doing="refresh")
+            raise refuse.gone(key, "refresh")
 
         self.launch = self.bare_launch = refused
         self.refresh = no_refresh
@@ -121,7 +119,7 @@ class Entry(Generic[_K]):
     def why_not(self, refuse: Refusals) -> Exception:
         """Return the error of a replay that may not be."""
         if self.dead:
-            return refuse.released(self.key, GONE)
+            return refuse.gone(self.key)
         return refuse.not_fresh(self.key, self.lease.cause)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from graphshare.entry import GONE, Entry
+from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
 from graphshare.lease import Lease, Staleness, Why
 from graphshare.live_states import LiveStates
@@ -61,7 +61,7 @@ def refuse_refresh(entry: Entry[Any], refuse: Refusals) -> Callable[[Any], None]
 
     def refused(_: Any) -> None:
         if ended:
-            raise refuse.released(key, GONE, doing="refresh")
+            raise refuse.gone(key, "refresh")
         raise refuse.ownership(
             "refresh of a borrowed key",
             expected=f"a refresh by {lender}, which owns the state",
@@ -208,7 +208,7 @@ class _InFull:
         if self._retired:
             if not self._builds:
                 self._written_in_vain()
-            raise self._refuse.released(self.key, GONE, doing="refresh")
+            raise self._refuse.gone(self.key, "refresh")
         order = self.record.order
         if order is not None:
             order.before_build()

@@ -196,6 +196,19 @@ class Refusals:
             )
         )
 
+    def gone(self, key: Hashable, doing: str = "replay") -> ReleasedStateError:
+        """What was prepared for one capture of a key, and kept beyond it."""
+        return self.counted(
+            ReleasedStateError(
+                f"{self.name}: {doing} after a release",
+                expected="the capture that it was prepared for",
+                got="the key was released or captured anew",
+                key=key,
+                consequence="The graph would read memory that may belong to someone else by now",
+                remedy="Take a new handle of the key; capture it first if it was released",
+            )
+        )
+
     def closed(
         self, doing: str, key: Hashable = None, *, pool: str | None = None
     ) -> ReleasedStateError:

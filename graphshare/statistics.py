@@ -18,7 +18,7 @@ class PoolStatistics:
         captures: Graphs captured so far, replaced ones included.
         builds: Calls of this pool's own owner by phase: ``"warmup"``, ``"capture"``, ``"replay"``;
             those made for a borrower's capture are counted here, at the owner, and with the last
-            those that the engine made itself and had accepted.
+            those that the engine made itself and had accepted. A refresh whose build raises is not.
         refreshes: Refreshes that made a key fresh.
         replays: Graph launches.
         builds_avoided: Refreshes of a lender on which this pool replayed without a build.

@@ -119,7 +119,7 @@ def test_what_was_taken_from_a_handle_refuses_too(
         ENDS[name](pool)
         builds = owner.builds
         for refresh in (handle.refresh, *taken):
-            with pytest.raises(ReleasedStateError):
+            with pytest.raises(ReleasedStateError, match="Take a new handle"):
                 refresh({"lens": owner.buffer})
         with pytest.raises(ReleasedStateError):
             handle.replay()

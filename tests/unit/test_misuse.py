@@ -17,6 +17,7 @@ from graphshare import (
     PersistentBuffer,
     Phase,
     ReleasedStateError,
+    Staleness,
     StaleStateError,
     capture_descriptors,
     share_states,
@@ -756,10 +757,14 @@ def test_a_tensor_without_an_address_at_a_refresh():
     pool.capture([BIG], lambda key, state: torch.zeros(1))
     pool.refresh(BIG, 1)
     states.append({"a": torch.zeros(2, 2).to_sparse()})
-    with pytest.raises(GraphShareError, match="no address"):
-        pool.refresh(BIG, 1)
-    with pytest.raises(StaleStateError):
-        pool.replay(BIG)
+    for before in (None, Staleness.INVALIDATED):
+        if before:
+            pool.invalidate(BIG)
+        with pytest.raises(GraphShareError, match="no address"):
+            pool.refresh(BIG, 1)
+        with pytest.raises(StaleStateError) as caught:
+            pool.replay(BIG)
+        assert caught.value.rule is Staleness.BUILD_FAILED  # the last that became of it
 
 
 def test_verify_before_a_refresh_says_verify():

@@ -77,17 +77,31 @@ class Timing:
         return result
 
 
-def bootstrap(values: Sequence[float], resamples: int = 1000, seed: int = 0) -> Ratio:
+def bootstrap(values: Sequence[float]) -> Ratio:
     """The median of values, with the 95% interval of the medians of resamples."""
-    rng = random.Random(seed)
-    medians = sorted(
-        statistics.median(rng.choices(values, k=len(values))) for _ in range(resamples)
-    )
-    return Ratio(
-        statistics.median(values),
-        medians[int(0.025 * resamples)],
-        medians[min(int(0.975 * resamples), resamples - 1)],
-    )
+    return resampled([values], lambda sample: medians(sample)[0])
+
+
+def resampled(
+    columns: Sequence[Sequence[float]], of: Callable[[torch.Tensor], torch.Tensor]
+) -> Ratio:
+    """What ``of`` makes of columns, with its 95% interval over resamples of their rows.
+
+    Args:
+        columns: Of equal lengths.
+        of: Takes ``[columns, ..., rows]``, float64, and returns ``[...]``.
+    """
+    data = torch.tensor(columns, dtype=torch.float64)
+    count = data.shape[1]
+    rows = torch.randint(count, (1000, count), generator=torch.Generator().manual_seed(0))
+    found = of(data[:, rows]).sort().values
+    return Ratio(*(float(each) for each in (of(data), found[25], found[975])))
+
+
+def medians(sample: torch.Tensor) -> torch.Tensor:
+    """Medians along the last dimension; of an even number the mean of the two in the middle."""
+    ascending, count = sample.sort(dim=-1).values, sample.shape[-1]
+    return (ascending[..., (count - 1) // 2] + ascending[..., count // 2]) / 2
 
 
 def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
 from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
-from benchmarks.vllm._variants import SHARE, Place, Switch, interval, names, share_of_skipping
+from benchmarks.vllm._variants import SHARE, TIMED, Switch, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
 _TARGET = "execute_model / metadata build"
@@ -102,18 +103,18 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
     found: dict[str, Any] = {"turns": {"whole": len(whole), "apart": len(apart)}}
     for name in others:
         found[f"{name}_adds_us"] = {
-            what: interval(
+            what: bootstrap(
                 [(of(turn[name][0].parts) - of(turn["off"][0].parts)) * 1e6 for turn in turns]
             )._asdict()
             for what, turns, of in measured
         }
     found["steps_to_off"] = {
-        name: interval(
+        name: bootstrap(
             [_step(turn[name][0].parts) / _step(turn["off"][0].parts) for turn in whole]
         )._asdict()
         for name in others
     }
-    found["step_of_vllm_alone_us"] = interval(
+    found["step_of_vllm_alone_us"] = bootstrap(
         [_step(turn["off"][0].parts) * 1e6 for turn in whole]
     )._asdict()
     if "skipped" in variants:
@@ -133,7 +134,7 @@ def _since_a_change(blocks: Sequence[Turn]) -> dict[str, Any]:
     of = _hooked(())
 
     def adds(places: Sequence[int]) -> dict[str, float]:
-        return interval(
+        return bootstrap(
             [
                 (of(turn["on"][place].parts) - of(turn["off"][place].parts)) * 1e6
                 for turn in blocks
@@ -165,12 +166,7 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
         (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
         (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
     ]
-    # Another function in each variant.
-    switched: dict[Place, str] = {
-        ("model_state", "prepare_attn"): _TARGET,
-        ("speculator", "_build_draft_attn_metadata"): _DECODES,
-        ("prefill", "dispatch"): "propose / prefill dispatch",
-    }
+    switched = dict(zip(TIMED, (_TARGET, _DECODES, "propose / prefill dispatch"), strict=True))
     spent: Parts = defaultdict(float)
     undo: list[tuple[Any, str, Any]] = []
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
-from benchmarks.vllm._variants import SHARE, Switch, interval, names, share_of_skipping
+from benchmarks.vllm._variants import SHARE, Switch, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
 _FEWEST = 4
@@ -60,7 +61,7 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
                 "rounds": len(times["off"]),
                 "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
                 "to_off": {
-                    name: interval(
+                    name: bootstrap(
                         [one / off for one, off in zip(t, times["off"], strict=True)]
                     )._asdict()
                     for name, t in times.items()

@@ -7,14 +7,21 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import Ratio
+from benchmarks._measure import Ratio, medians, resampled
 
-__all__ = ["SHARE", "Switch", "interval", "names", "share_of_skipping"]
+__all__ = ["SHARE", "TIMED", "Switch", "names", "share_of_skipping"]
 
 SHARE = "share_of_what_skipping_saves"
 
 Place = tuple[str, str]
 """An object of vLLM, by a name of ours, and an attribute of it that graphshare sets."""
+
+TIMED: tuple[Place, ...] = (
+    ("model_state", "prepare_attn"),
+    ("speculator", "_build_draft_attn_metadata"),
+    ("prefill", "dispatch"),
+)
+"""Methods of which each variant may have its own, and that somebody may want to wrap."""
 
 _ABSENT: Any = object()
 
@@ -40,7 +47,7 @@ class Switch:
         runner: vLLM's model runner.
 
     Attributes:
-        originals: What vLLM has of itself, by object and attribute.
+        originals: What vLLM has of itself of the methods in ``TIMED``.
     """
 
     def __init__(self, session: Any, runner: Any) -> None:
@@ -51,23 +58,22 @@ class Switch:
             "decode": speculator.decode_cudagraph_manager,
         }
         self._objects = {"model_state": runner.model_state, "speculator": speculator, **managers}
-        self._places: list[Place] = [
-            ("model_state", "prepare_attn"),
-            ("speculator", "_build_draft_attn_metadata"),
-            *((name, "graphs") for name in managers),
-            ("prefill", "dispatch"),
-            ("decode", "dispatch"),
-        ]
         self._wrappers: dict[Place, Callable[[Any], Any]] = {}
         self._settings: dict[str, list[tuple[Any, str, Any]]] = {}
         session.pause()
-        self.originals = {
-            (name, attribute): getattr(self._objects[name], attribute)
-            for name, attribute in self._places
+        off = self._found()
+        self.originals: dict[Place, Any] = {
+            place: getattr(self._objects[place[0]], place[1]) for place in TIMED
         }
-        self._variants = {"off": self._found()}
         session.resume()
-        self._variants["on"] = self._found()
+        on = self._found()
+        # Whatever the hooks are: none is left on in a variant that is to be without them.
+        differ = [place for place in off | on if off.get(place) is not on.get(place)]
+        self._places = list(dict.fromkeys([*TIMED, *differ]))
+        self._variants = {
+            name: {place: found.get(place, _ABSENT) for place in self._places}
+            for name, found in (("off", off), ("on", on))
+        }
         without_rebuild = session.family.without_rebuild
         if without_rebuild is not None:
             place = "speculator", "_build_draft_attn_metadata"
@@ -75,8 +81,9 @@ class Switch:
 
     def _found(self) -> dict[Place, Any]:
         return {
-            (name, attribute): vars(self._objects[name]).get(attribute, _ABSENT)
-            for name, attribute in self._places
+            (name, attribute): value
+            for name, target in self._objects.items()
+            for attribute, value in vars(target).items()
         }
 
     def add(self, name: str, values: Mapping[Place, Any], like: str = "off") -> None:
@@ -84,7 +91,7 @@ class Switch:
         self._variants[name] = self._variants[like] | dict(values)
 
     def wrap(self, wrappers: Mapping[Place, Callable[[Any], Any]]) -> None:
-        """Put these around the methods of each variant; an empty mapping takes them off."""
+        """Put these around methods in ``TIMED``, of each variant; an empty one takes them off."""
         self._wrappers, self._settings = dict(wrappers), {}
 
     def to(self, name: str) -> None:
@@ -114,11 +121,6 @@ class Switch:
         self.to("on")
 
 
-def interval(values: Sequence[float]) -> Ratio:
-    """The median of values, and the 95% interval of the medians of resamples."""
-    return _bootstrap([values], lambda sample: sample[0].quantile(0.5, dim=-1))
-
-
 def share_of_skipping(rounds: Sequence[tuple[float, float, float]]) -> Ratio:
     """How much of what skipping the rebuild saves is saved by borrowing, with a 95% interval.
 
@@ -127,18 +129,4 @@ def share_of_skipping(rounds: Sequence[tuple[float, float, float]]) -> Ratio:
     """
     won = [off - on for on, off, _ in rounds]
     there = [off - skipped for _, off, skipped in rounds]
-    return _bootstrap(
-        [won, there],
-        lambda sample: torch.div(*(each.quantile(0.5, dim=-1) for each in sample)),
-    )
-
-
-def _bootstrap(
-    columns: Sequence[Sequence[float]], of: Callable[[torch.Tensor], torch.Tensor]
-) -> Ratio:
-    """What ``of`` makes of columns, with its interval over resamples of their rows."""
-    data = torch.tensor(columns, dtype=torch.float64)
-    count = data.shape[1]
-    rows = torch.randint(count, (1000, count), generator=torch.Generator().manual_seed(0))
-    resampled = of(data[:, rows]).sort().values
-    return Ratio(*(float(each) for each in (of(data), resampled[25], resampled[975])))
+    return resampled([won, there], lambda sample: torch.div(*medians(sample)))

@@ -106,6 +106,37 @@ def test_tokens_do_not_hang_on_the_turns(vllm, turns) -> None:
     assert ("skipped" in found[0]) == (vllm.version == "0.20.2")
 
 
+def test_a_variant_without_hooks_has_none_of_them(start) -> None:
+    activate()
+    start()
+    session, runner = sessions()[-1], _engine.runner()
+    speculator = runner.speculator
+    objects = [
+        runner.model_state,
+        speculator,
+        runner.cudagraph_manager,
+        speculator.prefill_cudagraph_manager,
+        speculator.decode_cudagraph_manager,
+    ]
+
+    def found():
+        return [(name, id(value)) for each in objects for name, value in sorted(vars(each).items())]
+
+    with_hooks = found()
+    session.pause()
+    alone = found()
+    session.resume()
+    switch = Switch(session, runner)
+    assert found() != alone
+    for name in names(session):
+        switch.to(name)
+        seen = found()
+        if name == "skipped":
+            seen = [pair for pair in seen if pair[0] != "_build_draft_attn_metadata"]
+        assert (seen == alone) is (name != "on"), name
+    assert [name for name, _ in with_hooks] != [name for name, _ in alone]
+
+
 def test_hooks_count_in_their_own_blocks_only(turns) -> None:
     activate()
     turns(["off"])

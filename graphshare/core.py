@@ -19,12 +19,7 @@ from graphshare.ledger import Ledger, OwnerBook, ledger_for
 from graphshare.live_states import LiveStates
 from graphshare.ordering import StreamOrder
 from graphshare.owner import AttentionSpec, StateOwner, check_build
-from graphshare.refreshing import (
-    differences,
-    prepare_acceptance,
-    prepare_refresh,
-    refuse_refresh,
-)
+from graphshare.refreshing import differences, prepare_refresh, refuse_refresh
 from graphshare.refusals import Refusals
 from graphshare.state import LayoutDifference, check_rules
 from graphshare.statistics import Tally
@@ -265,13 +260,7 @@ class PoolCore(Generic[K]):
         if entry.borrowed:
             return entry.refresh
         if entry.accept is None:
-            entry.accept = prepare_acceptance(
-                entry,
-                refuse=self.refuse,
-                tally=self.tally,
-                latest=self._latest,
-                device=self.device,
-            )
+            entry.accept = self._prepared(entry, builds=False)
         return entry.accept
 
     accepting.__qualname__ = "GraphPool.accepting"  # what Python calls it in its own errors
@@ -294,13 +283,17 @@ class PoolCore(Generic[K]):
         if entry.borrowed:
             entry.refresh = refuse_refresh(entry, self.refuse)
         else:
-            entry.refresh = prepare_refresh(
-                entry,
-                refuse=self.refuse,
-                tally=self.tally,
-                latest=self._latest,
-                device=self.device,
-            )
+            entry.refresh = self._prepared(entry, builds=True)
+
+    def _prepared(self, entry: Entry[K], *, builds: bool) -> Callable[[Any], None]:
+        return prepare_refresh(
+            entry,
+            builds=builds,
+            refuse=self.refuse,
+            tally=self.tally,
+            latest=self._latest,
+            device=self.device,
+        )
 
 
 def _refuse(batch: Any) -> None:

@@ -24,12 +24,7 @@ from graphshare.statistics import Tally
 from graphshare.steady import write_holding, write_taking, write_watching
 from graphshare.watch import Watch
 
-__all__ = [
-    "differences",
-    "prepare_acceptance",
-    "prepare_refresh",
-    "refuse_refresh",
-]
+__all__ = ["differences", "prepare_refresh", "refuse_refresh"]
 
 _IN_LINE = 16  # tensors that are worth variables of their own
 
@@ -77,6 +72,7 @@ def refuse_refresh(entry: Entry[Any], refuse: Refusals) -> Callable[[Any], None]
 def prepare_refresh(
     entry: Entry[Any],
     *,
+    builds: bool,
     refuse: Refusals,
     tally: Tally,
     latest: LiveStates,
@@ -89,31 +85,17 @@ def prepare_refresh(
 
     Args:
         entry: With its lease.
+        builds: If not, it is ``accept(state)``, for states that are built already. Such a state is
+            not kept: it goes when whoever built it lets go of it, unless replays look at it.
         refuse: Makes the pool's errors.
         tally: The pool's counters.
         latest: The pool's states that were refreshed last.
         device: Of the pool.
     """
-    watch = entry.record.watches[entry.key] = Watch()
-    full = _InFull(entry, refuse, tally, latest, device, watch, builds=True)
-    entry.enders.append(full.end)
-    return full.refresh()
-
-
-def prepare_acceptance(
-    entry: Entry[Any],
-    *,
-    refuse: Refusals,
-    tally: Tally,
-    latest: LiveStates,
-    device: torch.device,
-) -> Callable[[Any], None]:
-    """Return ``accept(state)``: as :func:`prepare_refresh`, for states that are built already.
-
-    The state is not kept: it goes when whoever built it lets go of it, unless replays look at it.
-    """
-    watch = entry.record.watches[entry.key]
-    full = _InFull(entry, refuse, tally, latest, device, watch, builds=False)
+    watches = entry.record.watches
+    if builds:
+        watches[entry.key] = Watch()
+    full = _InFull(entry, refuse, tally, latest, device, watches[entry.key], builds=builds)
     entry.enders.append(full.end)
     return full.refresh()
 

@@ -22,7 +22,14 @@ from graphshare.memory import MemoryRanges
 from graphshare.provenance.finding import argument, readable_graph
 from graphshare.provenance.rebinding import outputs_of
 from graphshare.provenance.refusing import check_no_capture
-from graphshare.state import LayoutChecker, compare, layout_of, walk, with_tensors
+from graphshare.state import (
+    LayoutChecker,
+    LayoutDifference,
+    compare,
+    layout_of,
+    walk,
+    with_tensors,
+)
 
 __all__ = ["Adoption", "plan_adoption"]
 
@@ -140,15 +147,7 @@ def _plan(
     expected, got = layout_of(theirs, device, exact), layout_of(mine, device, exact)
     for each in compare(expected, got):
         if each.field != "address":
-            path = each.path or "(the state itself)"
-            raise _refused(
-                consumer,
-                entry,
-                f"{each.field} of {path} differs from {lender}'s",
-                str(each.expected),
-                str(each.got),
-                path=each.path,
-            )
+            raise _different(consumer, entry, each, f"differs from {lender}'s")
     paths = {leaf.path for leaf in expected.tensors}
     try:
         pairs = _pairs(consumer, entry, mine, theirs, paths)
@@ -184,15 +183,21 @@ def _check_in_place(consumer: PoolCore[Any], entry: Entry[Any], record: StateRec
     """
     doing = "share_states(adopt=True)"
     for each in consumer.differences(record, entry.key, record.captured, doing):
-        path = each.path or "(the state itself)"
-        raise _refused(
-            consumer,
-            entry,
-            f"{each.field} of {path} in {record.pool_name}'s state is not as captured",
-            str(each.expected),
-            str(each.got),
-            path=each.path,
-        )
+        raise _different(consumer, entry, each, f"in {record.pool_name}'s state is not as captured")
+
+
+def _different(
+    consumer: PoolCore[Any], entry: Entry[Any], each: LayoutDifference, how: str
+) -> RebindError:
+    path = each.path or "(the state itself)"
+    return _refused(
+        consumer,
+        entry,
+        f"{each.field} of {path} {how}",
+        str(each.expected),
+        str(each.got),
+        path=each.path,
+    )
 
 
 def _pairs(

@@ -249,14 +249,16 @@ class Serving:
         """
         found: dict[tuple[int, int], _Step] = {}
         for desc, entry in self.target.holdings.entries.items():
+            shape = desc.num_tokens, desc.num_reqs
+            if shape in found:
+                continue
             lease = self.prefill.holdings.lease_on(entry.record.serial)
             if lease is not None and not lease.borrowed:
                 lease = None
             # Verifying, the states are read: they have to be kept.
             refresh = entry.refresh if self._verify else self.target.accepting(desc)
             draft = None if lease is None else self._twins.of(lease.live_key)
-            step = _Step(desc, refresh, lease, draft)
-            found.setdefault((desc.num_tokens, desc.num_reqs), step)
+            found[shape] = _Step(desc, refresh, lease, draft)
         return found
 
     def _borrows(self, desc: Any) -> bool:

@@ -119,18 +119,24 @@ def test_replays_are_those_of_the_last_batch(
     assert looks == []  # all of it was looked at in line
 
 
-@pytest.mark.parametrize("by", ["refresh", "accept"])
-@pytest.mark.parametrize("form", [Open, Frozen])
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_is_changed_in_place_is_refused(
-    kind: str, device: torch.device, form: Any, by: str, name: str
-) -> None:
+def steady(kind: str, device: torch.device, form: Any, by: str) -> tuple[Any, Any, Any, Any]:
+    """An engine, its pools and their refreshes, after some of the larger key."""
     engine = Engine(device, form)
     target, draft = pools(kind, engine)
     refresh = refreshes(target, engine, by)
     for turn in range(12):
         refresh[BIG](turn)
         draft.replay(BIG)
+    return engine, target, draft, refresh
+
+
+@pytest.mark.parametrize("by", ["refresh", "accept"])
+@pytest.mark.parametrize("form", [Open, Frozen])
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_changed_in_place_is_refused(
+    kind: str, device: torch.device, form: Any, by: str, name: str
+) -> None:
+    engine, target, draft, refresh = steady(kind, device, form, by)
     build = engine.build
 
     def changed(key: Any, batch: Any, phase: Phase) -> Any:
@@ -154,12 +160,7 @@ def test_what_is_changed_in_place_is_refused(
 
 @pytest.mark.parametrize("by", ["refresh", "accept"])
 def test_host_values_are_compared(kind: str, device: torch.device, by: str) -> None:
-    engine = Engine(device, Open)
-    target, draft = pools(kind, engine)
-    refresh = refreshes(target, engine, by)
-    for turn in range(12):
-        refresh[BIG](turn)
-        draft.replay(BIG)
+    engine, _, draft, refresh = steady(kind, device, Open, by)
     build = engine.build
     for name, value in (("most", 9), ("most", 8.0), ("causal", 1), ("causal", None)):
 

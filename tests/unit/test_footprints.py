@@ -39,6 +39,15 @@ class ExtraOwner(Owner):
         return super().build(key, batch, phase)
 
 
+def assert_overwritten(other, pool, key, batch):
+    """What ``other`` has refreshed is stale once ``pool`` has, for a key."""
+    other.refresh(SMALL, 1)
+    pool.refresh(key, batch)
+    with pytest.raises(StaleStateError) as caught:
+        other.replay(SMALL)
+    assert caught.value.written_by == ("pool", key)
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_each_key_of_a_shared_state_writes_what_it_declares(together):
     """A key that joins a state by ``state_key`` is asked for, in the same capture or a later one;
@@ -57,11 +66,7 @@ def test_each_key_of_a_shared_state_writes_what_it_declares(together):
     other.refresh(SMALL, 1)
     pool.refresh(BIG, 3)
     assert other.replay(SMALL, copy=True).tolist() == [2.0, 2.0]
-    other.refresh(SMALL, 1)
-    pool.refresh(LORA, 3)
-    with pytest.raises(StaleStateError) as caught:
-        other.replay(SMALL)
-    assert caught.value.written_by == ("pool", LORA)
+    assert_overwritten(other, pool, LORA, 3)
 
 
 def test_an_owner_is_asked_what_it_writes_only_after_a_build():
@@ -253,11 +258,7 @@ def overwritten_after_a_recapture(owner, change, forward=None):
     for _ in range(3):
         other.refresh(SMALL, 1)
         assert other.replay(SMALL).tolist() == [2, 2]
-        other.refresh(SMALL, 1)
-        pool.refresh(BIG, 1)
-        with pytest.raises(StaleStateError) as caught:
-            other.replay(SMALL)
-        assert caught.value.written_by == ("pool", BIG)
+        assert_overwritten(other, pool, BIG, 1)
 
 
 def test_a_recapture_at_the_same_place_declares_anew():
@@ -368,11 +369,7 @@ def test_what_one_build_made_grow_is_written_by_those_for_other_keys(how):
     act()
     assert owner.scratch is owner.larger
     for _ in range(2):
-        other.refresh(SMALL, 1)
-        pool.refresh(BIG, 1)
-        with pytest.raises(StaleStateError) as caught:
-            other.replay(SMALL)
-        assert caught.value.written_by == ("pool", BIG)
+        assert_overwritten(other, pool, BIG, 1)
 
 
 def test_an_owner_that_no_longer_answers_does_not_hide_why_a_capture_failed():

@@ -28,6 +28,7 @@ from graphshare import (
 from graphshare import refreshing as refreshing_module
 from graphshare.state import checker as checker_module
 from graphshare.state._guards import guard_maker
+from tests.looks import count_looks
 from tests.one_buffer import BIG, SMALL, borrower
 
 
@@ -76,21 +77,6 @@ def captured(engine: Any, keys: Any = (BIG,), **options: Any) -> GraphPool[Any]:
     return pool
 
 
-def count_looks(pool: GraphPool[Any], key: Any = BIG) -> list[Any]:
-    """What goes to the checker; from the next event on, when refreshes ask for what is at hand."""
-    checker = pool.holdings.entries[key].record.checker
-    assert checker is not None
-    seen: list[Any] = []
-    matches = checker.matches
-
-    def counting(state: Any) -> bool:
-        seen.append(state)
-        return matches(state)
-
-    checker.matches = counting
-    return seen
-
-
 @pytest.fixture
 def guards() -> None:
     if guard_maker() is None:
@@ -119,7 +105,7 @@ def test_new_objects_need_no_second_look(by: By, guards: None) -> None:
     refresh = by(pool, engine)
     for _ in range(3):
         refresh(1)
-    looks = count_looks(pool)
+    looks = count_looks(pool, BIG)
     for _ in range(3):
         pool.invalidate()
         for _ in range(10):
@@ -137,7 +123,7 @@ def test_what_was_learned_since_is_asked(guards: None) -> None:
     engine.change = lambda state: replace(state, lens=state.lens.requires_grad_())
     for _ in range(2):
         pool.refresh(BIG, 1)
-    looks = count_looks(pool)
+    looks = count_looks(pool, BIG)
     pool.invalidate()
     for _ in range(3):
         pool.refresh(BIG, 1)
@@ -217,7 +203,7 @@ def test_a_state_that_was_moved_is_looked_at_where_it_lies(by: By, guards: None)
         before = engine.lens, engine.table
         pool.rebind(engine.move())
         refresh(1)
-        looks = count_looks(pool)
+        looks = count_looks(pool, BIG)
         pool.invalidate()
         for _ in range(3):
             refresh(5)

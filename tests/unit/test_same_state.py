@@ -29,6 +29,7 @@ from graphshare.state import LayoutChecker
 from graphshare.state import checker as checker_module
 from graphshare.watch import Watch
 from tests.layout_checks import each_refresh  # noqa: F401 - each test runs in each way
+from tests.looks import count_looks
 from tests.one_buffer import BIG, SMALL, Apart, Owner, borrower, captured, double
 
 
@@ -81,17 +82,8 @@ def kept(owner: Any, key: Any = BIG, **options: Any) -> tuple[GraphPool[Any], An
 
 def count_full_looks(pool: GraphPool[Any], key: Any) -> list[Any]:
     """Every state that is looked at in full from now on."""
-    checker = pool.holdings.entries[key].record.checker
-    assert checker is not None
-    seen: list[Any] = []
-    matches = checker.matches
-
-    def counting(state: Any) -> bool:
-        seen.append(state)
-        return matches(state)
-
-    checker.matches = counting
-    pool.ledger.epoch += 1  # as if something had happened: refreshes keep the function at hand
+    seen = count_looks(pool, key)
+    pool.ledger.epoch += 1  # as if something had happened
     return seen
 
 

@@ -91,6 +91,28 @@ def test_a_build_that_fails_has_written_too(vllm) -> None:
     assert refused.value.rule == "invalidated"
 
 
+def test_a_build_for_a_shape_without_a_graph_is_a_step_off_the_graphs(vllm) -> None:
+    """One of as many tokens for fewer requests, too: the shape of the step before is no answer."""
+    activate()
+    runner = vllm.start()
+    batch, *_ = executed(runner)
+    key = runner.ran[-1]
+    batch.num_reqs_after_padding -= 1
+    batch.seq_lens, batch.query_start_loc = batch.seq_lens[:-1], batch.query_start_loc[:-1]
+    tables = runner.block_tables.gather_block_tables(
+        batch.idx_mapping, batch.num_reqs_after_padding
+    )
+    slots = runner.block_tables.compute_slot_mappings(
+        batch.idx_mapping, batch.query_start_loc, batch.positions, key.num_tokens
+    )
+    runner.model_state.prepare_attn(
+        batch, key.cg_mode, tables, slots, runner.attn_groups, runner.kv_cache_config
+    )
+    with pytest.raises(StaleStateError) as refused:
+        runner.speculator.prefill_cudagraph_manager.run_fullgraph(key)
+    assert refused.value.rule == "invalidated"
+
+
 @pytest.mark.parametrize("mode", ["strict", "verify"])
 def test_draft_decodes_need_a_build_each(vllm, mode) -> None:
     activate(mode)

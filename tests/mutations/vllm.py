@@ -26,6 +26,14 @@ MUTATIONS = (
         (f"{_FAULTS}::test_a_step_off_the_graphs_in_between_is_refused",),
     ),
     Mutation(
+        "vllm-shape-by-tokens-alone",
+        "the state of the step before is not taken for another number of requests",
+        "adapters/vllm/serving.py",
+        " or this.num_reqs != reqs:\n",
+        ":\n",
+        (f"{_FAULTS}::test_a_build_for_a_shape_without_a_graph_is_a_step_off_the_graphs",),
+    ),
+    Mutation(
         "vllm-draft-unsteered",
         "a draft runs no full graph that the target did not run",
         "adapters/vllm/serving.py",

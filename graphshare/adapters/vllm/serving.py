@@ -26,17 +26,20 @@ class _Step:
 
     Attributes:
         key: The descriptor.
+        num_tokens: Its.
+        num_reqs: Its.
         refresh: Takes what the runner has built, and makes the state fresh.
         lease: The draft's prefills' on that state, where they borrow it.
         draft: What the draft runs then.
     """
 
-    __slots__ = ("draft", "key", "lease", "refresh")
+    __slots__ = ("draft", "key", "lease", "num_reqs", "num_tokens", "refresh")
 
     def __init__(
         self, key: Any, refresh: Callable[[Any], None], lease: Lease | None, draft: Any
     ) -> None:
         self.key, self.refresh, self.lease, self.draft = key, refresh, lease, draft
+        self.num_tokens, self.num_reqs = key.num_tokens, key.num_reqs
 
 
 class Serving:
@@ -203,17 +206,20 @@ class Serving:
                 off_the_graphs(mode)  # it has written, too
                 raise
             if cudagraph_mode is full and not for_capture:
-                try:
-                    step = steps[
-                        input_batch.num_tokens_after_padding, input_batch.num_reqs_after_padding
-                    ]
-                except KeyError:
-                    pass
-                else:
+                this = step
+                tokens, reqs = (
+                    input_batch.num_tokens_after_padding,
+                    input_batch.num_reqs_after_padding,
+                )
+                # Most steps have the shape of the one before: no hash, no table.
+                if this is None or this.num_tokens != tokens or this.num_reqs != reqs:
+                    this = steps.get((tokens, reqs))
+                if this is not None:
+                    step = this
                     if keeps_batch:
                         self._batch = input_batch, cudagraph_mode, block_tables, slot_mappings
-                        self._refresh = step.refresh
-                    step.refresh(pick(metadata))
+                        self._refresh = this.refresh
+                    this.refresh(pick(metadata))
                     return metadata
             off_the_graphs(cudagraph_mode)
             return metadata

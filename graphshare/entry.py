@@ -52,6 +52,8 @@ class Entry(Generic[_K]):
         bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
         handles: What ``bind`` made of it.
+        replaying: The function that they replay with, if one is in use.
+        tell: Tells that function of a launch and outputs that have changed.
         enders: Called when the key goes: what was prepared for it refuses from then on.
     """
 
@@ -74,6 +76,8 @@ class Entry(Generic[_K]):
     bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
     handles: list[weakref.ref[BoundReplay[_K]]] = field(default_factory=list, init=False)
+    replaying: weakref.ref[Callable[[], Any]] | None = field(default=None, init=False)
+    tell: Callable[[Callable[[], object], Any], None] | None = field(default=None, init=False)
     enders: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +86,20 @@ class Entry(Generic[_K]):
     def state(self) -> Any:
         """Return the state as this pool sees it, as last built."""
         return apply_views(self.views, self.record.state)
+
+    def put(self, launch: Callable[[], object], outputs: Any) -> None:
+        """Launch this from now on; the outputs lie there."""
+        self.launch, self.outputs = launch, outputs
+        if self.tell is not None:
+            self.tell(launch, outputs)
+
+    def replay_at_hand(self, refuse: Refusals) -> Callable[[], Any]:
+        """Return what replays this key without a lookup; the same one while it is in use."""
+        replay = None if self.replaying is None else self.replaying()
+        if replay is None:
+            replay, self.tell = _replay_of(self, refuse)
+            self.replaying = weakref.ref(replay)  # it holds this entry
+        return replay
 
     def retire(self, refuse: Refusals) -> None:
         """Free the graph; whatever still holds the entry is refused from now on.
@@ -97,7 +115,8 @@ class Entry(Generic[_K]):
         def no_refresh(_: Any) -> None:
             raise refuse.gone(key, "refresh")
 
-        self.launch = self.bare_launch = refused
+        self.bare_launch = refused
+        self.put(refused, self.outputs)  # which the graph may be writing yet
         self.refresh = no_refresh
         self.accept = None
         for end in self.enders:
@@ -110,7 +129,7 @@ class Entry(Generic[_K]):
             self.release_graph()
             self.release_graph = None
         self.forward = None
-        self.outputs = None
+        self.put(refused, None)
         self.graph = None
         self.views = ()
         self.view_checker = None
@@ -121,6 +140,28 @@ class Entry(Generic[_K]):
         if self.dead:
             return refuse.gone(self.key)
         return refuse.not_fresh(self.key, self.lease.cause)
+
+
+def _replay_of(
+    entry: Entry[Any], refuse: Refusals
+) -> tuple[Callable[[], Any], Callable[[Callable[[], object], Any], None]]:
+    # A closure, with what the hottest path reads in variables of its own: in an engine's step each
+    # object that is touched costs a cache miss. The function that changes them does not hold the
+    # entry, so that the entry can hold it.
+    lease, launch, outputs = entry.lease, entry.launch, entry.outputs
+
+    def replay() -> Any:
+        if lease.left <= 0:
+            raise entry.why_not(refuse)
+        launch()
+        lease.left -= 1
+        return outputs
+
+    def tell(now_launch: Callable[[], object], now_outputs: Any) -> None:
+        nonlocal launch, outputs
+        launch, outputs = now_launch, now_outputs
+
+    return replay, tell
 
 
 class BoundReplay(Generic[_K]):
@@ -141,18 +182,8 @@ class BoundReplay(Generic[_K]):
     refresh: Callable[[Any], None]
 
     def __init__(self, entry: Entry[_K], refuse: Refusals) -> None:
-        lease = entry.lease
-
-        # A closure: local reads instead of attribute lookups on the hottest path there is.
-        def replay() -> Any:
-            if lease.left <= 0:
-                raise entry.why_not(refuse)
-            entry.launch()
-            lease.left -= 1
-            return entry.outputs  # not a local: a rebind may put them elsewhere
-
         self.key = entry.key
-        self.replay = replay
+        self.replay = entry.replay_at_hand(refuse)
         self.refresh = entry.refresh
         # The function holds the state: when the key goes, the handle lets go of it.
         entry.handles = [each for each in entry.handles if each() is not None]

@@ -138,7 +138,7 @@ def _rebind(
     for each in moved.values():
         each.commit(by)
     for each in planned:
-        each.entry.outputs = each.outputs
+        each.entry.put(each.entry.launch, each.outputs)
         if each.entry.graph is not None and each.graph_outputs is not _NOT_SET:
             each.entry.graph.outputs = each.graph_outputs
         if each.view_checker is not None:

@@ -142,7 +142,7 @@ def test_a_key_that_shares_its_state(kind: str, device: torch.device) -> None:
     )
     pool.capture([BIG, other], forward)
     handle, kept = pool.bind(BIG), pool.bind(other)
-    refresh = handle.refresh
+    refresh, replay = handle.refresh, handle.replay
     for batch in range(6):
         refresh(batch)
         assert kept.replay().tolist() == [2 * batch] * 8
@@ -152,7 +152,46 @@ def test_a_key_that_shares_its_state(kind: str, device: torch.device) -> None:
         refresh(1)
     assert owner.builds == builds
     kept.refresh(7)
+    for again in (handle.replay, replay):  # the lease that both keys have is good
+        with pytest.raises(ReleasedStateError):
+            again()
     assert kept.replay().tolist() == [14] * 8
+
+
+def test_a_graph_that_cannot_be_freed_is_not_launched(
+    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = BatchDescriptor(8, 8, num_active_loras=1)
+    owner = Owner(device)
+    pool = GraphPool(
+        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
+    )
+    pool.capture([BIG, other], forward)
+    replay, kept = pool.bind(BIG).replay, pool.bind(other)
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pool.holdings.entries[BIG], "release_graph", fail)
+    with pytest.raises(MemoryError):
+        pool.release(BIG)
+    kept.refresh(7)
+    with pytest.raises(ReleasedStateError):
+        replay()
+
+
+def test_handles_of_a_key_replay_with_one_function(kind: str, device: torch.device) -> None:
+    """Which goes with the last of them, and then holds no graph."""
+    _, target, _ = lent(kind, device)
+    one, other = target.bind(BIG), target.bind(BIG)
+    assert one.replay is other.replay
+    function = weakref.ref(one.replay)
+    del one
+    assert function() is not None
+    del other
+    assert function() is None
+    target.refresh(BIG, 3)
+    assert target.bind(BIG).replay().tolist() == [6] * 8
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -334,7 +334,7 @@ MUTATIONS = (
         "rule-4-dropped-for-bound-replays",
         "bound replays count like others",
         "entry.py",
-        "            lease.left -= 1\n",
+        "        lease.left -= 1\n",
         "",
         ("tests/unit/test_pool_replay.py::test_bound_replays_share_the_allowance",),
     ),

@@ -49,8 +49,8 @@ MUTATIONS = (
         "stale-bound-replay",
         "a bound replay on a state that is not fresh is refused",
         "entry.py",
-        "            if lease.left <= 0:\n",
-        "            if False:\n",
+        "        if lease.left <= 0:\n",
+        "        if False:\n",
         ("tests/unit/test_pool_replay.py::test_bound_replays_share_the_allowance",),
     ),
     Mutation(
@@ -163,10 +163,19 @@ MUTATIONS = (
         "released-graphs-launch",
         "a bound replay of a released key is refused",
         "entry.py",
-        "        self.launch = self.bare_launch = refused\n",
+        "        self.put(refused, self.outputs)  # which the graph may be writing yet\n",
         "",
+        ("tests/contract/test_handles.py::test_a_graph_that_cannot_be_freed_is_not_launched",),
+    ),
+    Mutation(
+        "bound-replays-untold",
+        "a bound replay of a released key, or with outputs elsewhere, knows of it",
+        "entry.py",
+        "            self.tell(launch, outputs)\n",
+        "            pass\n",
         (
-            "tests/unit/test_pool_lifetime.py::test_a_released_graph_is_freed_once_and_launched_no_more",
+            "tests/contract/test_handles.py::test_a_graph_that_cannot_be_freed_is_not_launched",
+            "tests/contract/test_rebind.py::test_outputs_labels_and_bound_replays_move_along",
         ),
     ),
     Mutation(

@@ -73,7 +73,7 @@ MUTATIONS = (
         "outputs-stay-behind",
         "outputs in moved memory move",
         "provenance/rebinding.py",
-        "        each.entry.outputs = each.outputs\n",
+        "        each.entry.put(each.entry.launch, each.outputs)\n",
         "",
         (f"{_REBIND}test_outputs_labels_and_bound_replays_move_along",),
     ),

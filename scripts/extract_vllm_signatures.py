@@ -33,11 +33,13 @@ FUNCTIONS = [
     "vllm.v1.attention.backends.fa_utils:get_flash_attn_version",
     "vllm.v1.worker.utils:AttentionGroup.get_metadata_builder",
 ]
-FIELDS = [
-    f"{UTILS}:BatchExecutionDescriptor",
+METADATA = [
     "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata",
 ]
+# What it is called where it is made; `common_attn_metadata` is another thing.
+METADATA_VARIABLES = {"attn_metadata", "metadata", "new_metadata"}
+FIELDS = [f"{UTILS}:BatchExecutionDescriptor", *METADATA]
 # Set on `self` somewhere in the class.
 ATTRIBUTES = {
     f"{GPU}.model_runner:GPUModelRunner": [
@@ -113,9 +115,18 @@ class Wheel:
             file = module.replace(".", "/") + ".py"
             self._modules[module] = ast.parse(self._archive.read(file))
         found: ast.AST = self._modules[module]
-        for part in path.split("."):
+        for part in filter(None, path.split(".")):
             (found,) = (node for node in _named(found) if node.name == part)
         return found
+
+    def modules(self, package: str) -> list[str]:
+        """Return the names of all modules in a package."""
+        inside = package.replace(".", "/") + "/"
+        return [
+            name.removesuffix(".py").replace("/", ".")
+            for name in self._archive.namelist()
+            if name.startswith(inside) and name.endswith(".py")
+        ]
 
 
 def _named(node: ast.AST) -> Iterator[ast.ClassDef | ast.FunctionDef]:
@@ -159,7 +170,32 @@ def attributes(node: ast.AST) -> set[str]:
     }
 
 
+def check_assigned(wheel: Wheel) -> None:
+    """End if the runner or a backend puts into a metadata object what is no field of it."""
+    for name in METADATA:
+        known = set(fields(wheel.find(name)))
+        for module in [name.partition(":")[0], *wheel.modules(GPU)]:
+            for owner, attribute in assigned(wheel.find(f"{module}:")):
+                if owner in METADATA_VARIABLES and attribute not in known:
+                    raise SystemExit(
+                        f"vLLM {wheel.version}: {module} sets {owner}.{attribute}, "
+                        f"no field of {name}"
+                    )
+
+
+def assigned(node: ast.AST) -> set[tuple[str, str]]:
+    """Return variable and attribute wherever an attribute of a variable is set."""
+    return {
+        (each.value.id, each.attr)
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    }
+
+
 def extract(wheel: Wheel) -> dict[str, dict[str, list[str]]]:
+    check_assigned(wheel)
     more = OF_VERSION[wheel.version]
     wanted = ATTRIBUTES | more["attributes"]
     for name, names in wanted.items():

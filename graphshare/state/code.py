@@ -293,7 +293,9 @@ class Function:
             below += self.items(check, node, name, steps["item"])
         elif shape.kind is Kind.MAPPING:
             below += self.keys(node, name, steps["key"])
-        if shape.has_dict:
+        if shape.declared is not None:
+            below += self.fields(shape.declared, name, steps["attr"])
+        elif shape.has_dict:
             below += self.attributes(node.cls, name, steps["attr"])
         held = {step.key for step in steps["slot"]}
         for slot, member in shape.slots:
@@ -339,6 +341,21 @@ class Function:
         if node.cls is dict:
             return self.entries(name, steps)
         return [(step, form.format(self.constant(step.key))) for step in steps]
+
+    def fields(
+        self, declared: tuple[str, ...], name: str, steps: list[Step]
+    ) -> list[tuple[Step, str]]:
+        """What the fields of a dataclass hold that has nothing else; one that it lacks raises."""
+        held = {step.key for step in steps}
+        for field in declared:
+            if field not in held:
+                self.refuse(f"hasattr({name}, {field!r})")
+        variables = self.variables(len(steps))
+        self.lines += [
+            f"{variable} = {name}.{step.key}"
+            for variable, step in zip(variables, steps, strict=True)
+        ]
+        return list(zip(steps, variables, strict=True))
 
     def attributes(self, cls: type, name: str, steps: list[Step]) -> list[tuple[Step, str]]:
         """What an object's ``__dict__`` holds, likewise; an attribute that it has not raises."""

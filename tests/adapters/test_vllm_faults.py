@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from graphshare import (
     AddressChangedError,
@@ -15,6 +16,8 @@ from graphshare import (
     StateDifferenceError,
 )
 from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
+from graphshare.adapters.vllm.backends import BACKENDS
+from graphshare.adapters.vllm.signatures import find
 from tests.vllm_standin import parts
 from tests.vllm_standin.engine import requests, serve
 
@@ -150,6 +153,33 @@ def test_a_flag_that_the_graph_baked_in_is_refused(vllm) -> None:
     builder.build = other
     with pytest.raises(BakedValueChangedError, match="causal"):
         executed(runner)
+
+
+@pytest.mark.parametrize("backend", [parts.FlashAttentionBackend, parts.TritonAttentionBackend])
+def test_metadata_is_looked_at_by_its_fields(vllm, backend) -> None:
+    """One that was none at the capture is refused; what is no field of it no graph has read."""
+    activate()
+    runner = vllm.start(backend=backend)
+    builder = runner.attn_groups[0][0].get_metadata_builder(0)
+    build = builder.build
+    came: dict[str, object] = {"no_field": 3}
+
+    def builds(common, for_capture):
+        metadata = build(common, for_capture)
+        vars(metadata).update(came)
+        return metadata
+
+    builder.build = builds
+    _, metadata, *_ = executed(runner)
+    (one, *_) = metadata.values()
+    assert one.no_field == 3
+    names = [field.name for field in fields(find(BACKENDS[backend.get_name()].metadata))]
+    assert [name for name in vars(one) if name != "no_field"] == names
+    empty = next(name for name in names if getattr(one, name) is None)
+    came[empty] = torch.zeros(3)
+    with pytest.raises(AddressChangedError) as refused:
+        executed(runner)
+    assert (refused.value.path, refused.value.field) == (empty, "presence")
 
 
 def test_verify_finds_a_draft_that_builds_otherwise(vllm) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Mutation
 
+_DECLARED = "tests/unit/test_declared_only.py::"
+
 MUTATIONS = (
     Mutation(
         "addresses-not-compared",
@@ -273,9 +275,36 @@ MUTATIONS = (
         "attributes-not-walked",
         "attributes of plain objects are part of a state",
         "state/nest.py",
-        "    if shape.has_dict:\n        found.extend",
-        "    if False:\n        found.extend",
+        "    elif shape.has_dict:\n        found.extend",
+        "    elif False:\n        found.extend",
         ("tests/unit/test_state.py::test_paths_read_as_the_code_that_reaches_the_leaf",),
+    ),
+    Mutation(
+        "a-field-that-came-unseen",
+        "a field that a dataclass had not at capture is seen when it comes",
+        "state/code.py",
+        "            if field not in held:\n",
+        "            if False:\n",
+        (f"{_DECLARED}test_fields_are_seen_and_nothing_else",),
+    ),
+    Mutation(
+        "defaults-not-walked",
+        "a field that shows its class's default has that value",
+        "state/nest.py",
+        "            if (item := getattr(value, name, MISSING)) is not MISSING\n",
+        "            if (item := vars(value).get(name, MISSING)) is not MISSING\n",
+        (
+            f"{_DECLARED}test_fields_are_seen_and_nothing_else",
+            f"{_DECLARED}test_the_quick_check_and_the_exact_one_agree",
+        ),
+    ),
+    Mutation(
+        "fields-that-run-python-taken",
+        "a dataclass is not taken for its fields where reading one could run Python",
+        "state/nest.py",
+        '    return not any(hasattr(type(default), "__get__") for default in defaults)\n',
+        "    return True\n",
+        (f"{_DECLARED}test_what_may_hold_more_or_run_python_is_refused",),
     ),
     Mutation(
         "slots-not-walked",

@@ -34,6 +34,14 @@ MUTATIONS = (
         (f"{_FAULTS}::test_a_build_for_a_shape_without_a_graph_is_a_step_off_the_graphs",),
     ),
     Mutation(
+        "vllm-metadata-looked-at-whole",
+        "metadata is looked at by its fields",
+        "adapters/vllm/session.py",
+        "        look_at_fields()\n",
+        "",
+        (f"{_FAULTS}::test_metadata_is_looked_at_by_its_fields",),
+    ),
+    Mutation(
         "vllm-draft-unsteered",
         "a draft runs no full graph that the target did not run",
         "adapters/vllm/serving.py",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass, field, make_dataclass
+import sys
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -170,8 +171,11 @@ def triton_metadata(version):
     return _metadata(version, "triton_attn", "TritonAttentionMetadata")
 
 
-FlashAttentionMetadata = flash_metadata("0.25.1")
-TritonAttentionMetadata = triton_metadata("0.25.1")
+def _made(backend, name, **values):
+    """Metadata of the version that is installed, which may lack some of these fields."""
+    kind = getattr(sys.modules[f"vllm.v1.attention.backends.{backend}"], name)
+    known = {each.name for each in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in known})
 
 
 class FlashAttentionBackend:
@@ -204,7 +208,9 @@ class FlashAttentionBuilder:
         vectors[:, : len(lengths)] = lengths
         self.scheduler_metadata[: n - 1] = vectors.flatten()
         self.scheduler_metadata[n - 1 :] = 0
-        return FlashAttentionMetadata(
+        return _made(
+            "flash_attn",
+            "FlashAttentionMetadata",
             **common,
             use_cascade=False,
             common_prefix_len=0,
@@ -224,7 +230,9 @@ class TritonAttentionBuilder:
 
     def build(self, common, for_capture):
         self.builds += 1
-        metadata = TritonAttentionMetadata(
+        metadata = _made(
+            "triton_attn",
+            "TritonAttentionMetadata",
             **common,
             seq_threshold_3D=8,
             num_par_softmax_segments=16,

@@ -12,10 +12,14 @@ Read from vLLM's sources; the lines are those of 0.25.1, in ``vllm/v1/attention/
   ``query_start_loc``. Both backends declare full graphs right for any batch (323, 102).
 * All others, ``equal``: sizes, flags and buffers that are baked in (``flash_attn.py`` 782 to 976,
   ``triton_attn.py`` 594 to 696).
+
+An attribute of the metadata that is none of its fields is not looked at. Nothing in the runner or
+these backends sets one (``scripts/extract_vllm_signatures.py`` reads that off the wheels).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +27,15 @@ from typing import Any
 import torch
 
 from graphshare.adapters.flash_attn.schedule import padded
+from graphshare.adapters.vllm.signatures import find
+from graphshare.state import declared_only
 
 __all__ = [
     "BACKENDS",
     "Backend",
     "drops_mask",
     "host_values",
+    "look_at_fields",
     "same_unused",
     "written_by_builders",
 ]
@@ -40,12 +47,14 @@ class Backend:
 
     Attributes:
         name: As the backend's ``get_name()`` says.
+        metadata: The class of its metadata, as in ``signatures.json``.
         host_values: Fields of the metadata, by their rule as in ``StateOwner.host_values``.
         written: Attributes of a builder: buffers that ``build`` writes.
         scratch: Fields of the metadata that only the forward writes, for itself.
     """
 
     name: str
+    metadata: str
     host_values: dict[str, str]
     written: tuple[str, ...]
     scratch: tuple[str, ...]
@@ -57,10 +66,17 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         # [:n] is written and the rest zeroed, by each build (588 to 595).
-        Backend("FLASH_ATTN", _LENGTHS, ("scheduler_metadata",), ()),
+        Backend(
+            "FLASH_ATTN",
+            "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata",
+            _LENGTHS,
+            ("scheduler_metadata",),
+            (),
+        ),
         # Nothing of its own is written by a build; segments of the softmax are the kernel's.
         Backend(
             "TRITON_ATTN",
+            "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata",
             _LENGTHS,
             (),
             ("softmax_segm_output", "softmax_segm_max", "softmax_segm_expsum"),
@@ -80,6 +96,13 @@ def host_values(*, lengths_bounded: bool) -> dict[str, str]:
         fields["max_seq_len"] = "any"
     # A state is one metadata object, or holds some.
     return fields | {f"*.{name}": rule for name, rule in fields.items()}
+
+
+def look_at_fields() -> None:
+    """Take the metadata of each backend for its fields, which a check finds sooner than all."""
+    for each in BACKENDS.values():
+        with contextlib.suppress(TypeError):  # somebody changed the class: look at all of it
+            declared_only(find(each.metadata))
 
 
 def drops_mask(head_size: int) -> bool:

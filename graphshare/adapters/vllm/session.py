@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from graphshare.adapters.vllm.backends import look_at_fields
 from graphshare.adapters.vllm.family import Family
 from graphshare.adapters.vllm.loops import CaptureLoops
 from graphshare.adapters.vllm.owners import DecodeOwner, PrefillOwner, TargetOwner, only
@@ -89,6 +90,7 @@ class Session:
         self, runner: Any, family: Family, mode: Mode, *, when: When | None = None
     ) -> None:
         self._runner, self.family, self.mode = runner, family, mode
+        look_at_fields()
         layers = sorted(runner.speculator.draft_attn_layer_names)
         self._layers = layers
         self._target_owner = TargetOwner(runner, family)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["expected", "first_difference", "parameters_of"]
+__all__ = ["expected", "find", "first_difference", "parameters_of"]
 
 _FILE = Path(__file__).with_name("signatures.json")
 
@@ -36,7 +36,7 @@ def first_difference(version: str) -> str | None:
     for kind, look in kinds.items():
         for name, wanted in expected()[version][kind].items():
             try:
-                got = look(_find(name))
+                got = look(find(name))
             except (ImportError, AttributeError, TypeError, ValueError) as error:
                 return f"{name}: expected {list(wanted)}, got {error!r}"
             if got != list(wanted):
@@ -61,7 +61,12 @@ def _fields_of(kind: Any) -> list[str]:
     return list(kind._fields)
 
 
-def _find(name: str) -> Any:
+def find(name: str) -> Any:
+    """Return what ``signatures.json`` calls ``module:name.of.it``.
+
+    Raises:
+        ImportError, AttributeError: It is not there.
+    """
     module, _, path = name.partition(":")
     found = importlib.import_module(module)
     for part in path.split("."):

@@ -25,10 +25,13 @@ _PREFILL = "propose / metadata build of the prefill"
 _DECODES = "propose / metadata builds of the decodes"
 # Where graphshare has its hooks.
 _HOOKED = (
+    "execute_model / dispatch",
     _TARGET,
     "execute_model / graph launch",
     "propose / prefill dispatch",
     "propose / prefill launch",
+    "propose / decode dispatch",
+    "propose / decode launches",
 )
 # On vLLM 0.20.2 the rebuild goes away, which the decodes' builds found the caches warm from.
 _REBUILT = (_PREFILL, _DECODES)
@@ -166,7 +169,14 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
         (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
         (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
     ]
-    switched = dict(zip(TIMED, (_TARGET, _DECODES, "propose / prefill dispatch"), strict=True))
+    labels = (
+        _TARGET,
+        _DECODES,
+        "propose / prefill dispatch",
+        "execute_model / dispatch",
+        "propose / decode dispatch",
+    )
+    switched = dict(zip(TIMED, labels, strict=True))
     spent: Parts = defaultdict(float)
     undo: list[tuple[Any, str, Any]] = []
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,12 @@ def in_turns(
         new: Tokens of each request.
         seed: Of the order of variants and of the prompts.
     """
-    runner = _engine.runner()
     rng = random.Random(seed)
     deadline = time.perf_counter() + seconds
     spent: Parts = {} if parts is None else parts
     found: list[Turn] = []
     try:
-        with _kinds(runner.cudagraph_manager) as kind:
+        with _kinds(switch) as kind:
             for number in range(_LONGEST):
                 prompts = _engine.prompts(concurrency, seed=seed + number, longest=128)
                 orders = iter(lambda: rng.sample(variants, len(variants)), None)
@@ -115,21 +114,24 @@ def _comparable(turn: Turn, variants: int, block: int, concurrency: int) -> bool
 
 
 @contextlib.contextmanager
-def _kinds(manager: Any) -> Iterator[list[Any]]:
+def _kinds(switch: Switch) -> Iterator[list[Any]]:
     """Keep in a list of one what the target's last dispatch answered, and for how many requests."""
     kind: list[Any] = [None]
-    inner = manager.dispatch
 
-    def dispatch(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
-        desc = inner(num_reqs, *args, **kwargs)
-        kind[0] = desc, num_reqs
-        return desc
+    def watching(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def dispatch(num_reqs: int, *args: Any, **kwargs: Any) -> Any:
+            desc = inner(num_reqs, *args, **kwargs)
+            kind[0] = desc, num_reqs
+            return desc
 
-    manager.dispatch = dispatch
+        return dispatch
+
+    place = "target", "dispatch"
+    switch.watch(place, watching)
     try:
         yield kind
     finally:
-        del manager.dispatch
+        switch.watch(place, None)
 
 
 def _one_run(

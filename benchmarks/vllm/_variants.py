@@ -20,6 +20,8 @@ TIMED: tuple[Place, ...] = (
     ("model_state", "prepare_attn"),
     ("speculator", "_build_draft_attn_metadata"),
     ("prefill", "dispatch"),
+    ("target", "dispatch"),
+    ("decode", "dispatch"),
 )
 """Methods of which each variant may have its own, and that somebody may want to wrap."""
 
@@ -59,6 +61,7 @@ class Switch:
         }
         self._objects = {"model_state": runner.model_state, "speculator": speculator, **managers}
         self._wrappers: dict[Place, Callable[[Any], Any]] = {}
+        self._watchers: dict[Place, Callable[[Any], Any]] = {}
         self._settings: dict[str, list[tuple[Any, str, Any]]] = {}
         session.pause()
         off = self._found()
@@ -94,6 +97,14 @@ class Switch:
         """Put these around methods in ``TIMED``, of each variant; an empty one takes them off."""
         self._wrappers, self._settings = dict(wrappers), {}
 
+    def watch(self, place: Place, watcher: Callable[[Any], Any] | None) -> None:
+        """Put this around a method in ``TIMED``, of each variant, and around what wraps it."""
+        self._settings = {}
+        if watcher is None:
+            self._watchers.pop(place, None)
+        else:
+            self._watchers[place] = watcher
+
     def to(self, name: str) -> None:
         """Run like this from now on."""
         settings = self._settings.get(name)
@@ -109,14 +120,16 @@ class Switch:
         settings: list[tuple[Any, str, Any]] = []
         for place in self._places:
             value = self._variants[name][place]
-            if place in self._wrappers:
-                inner = self.originals[place] if value is _ABSENT else value
-                value = self._wrappers[place](inner)
+            for around in (self._wrappers, self._watchers):
+                if place in around:
+                    inner = self.originals[place] if value is _ABSENT else value
+                    value = around[place](inner)
             settings.append((self._objects[place[0]], place[1], value))
         return settings
 
     def end(self) -> None:
         """Run with the hooks on, as they were put on."""
+        self._watchers.clear()
         self.wrap({})
         self.to("on")
 

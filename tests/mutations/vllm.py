@@ -6,6 +6,7 @@ from tests.mutations.mutation import Mutation
 
 _TESTS = "tests/adapters/test_vllm.py"
 _FAULTS = "tests/adapters/test_vllm_faults.py"
+_LAUNCHES = "tests/adapters/test_vllm_launches.py"
 _LEFT = "tests/adapters/test_vllm_left_alone.py"
 
 MUTATIONS = (
@@ -40,6 +41,25 @@ MUTATIONS = (
         "        look_at_fields()\n",
         "",
         (f"{_FAULTS}::test_metadata_is_looked_at_by_its_fields",),
+    ),
+    Mutation(
+        "vllm-adapters-not-asked-about",
+        "a manager is asked again where anything else is asked",
+        "adapters/vllm/launches.py",
+        "                if args == asked and kwargs == named:\n",
+        "                if args == asked:\n",
+        (
+            f"{_LAUNCHES}::test_answers_are_those_of_vllm[0.25.1]",
+            f"{_LAUNCHES}::test_what_was_asked_before_is_not_asked_again",
+        ),
+    ),
+    Mutation(
+        "vllm-answers-outlive-the-hooks",
+        "a hook that was taken off asks vLLM",
+        "adapters/vllm/serving.py",
+        "            each.forget()\n",
+        "            pass\n",
+        (f"{_LAUNCHES}::test_hooks_that_were_taken_off_ask_vllm",),
     ),
     Mutation(
         "vllm-draft-unsteered",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import Replay, Twins
+from graphshare.adapters.vllm.launches import Remembering, Replay, Twins
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.lease import Lease
@@ -82,6 +82,7 @@ class Serving:
         self._batch: TargetBatch | None = None
         self._refresh: Callable[[Any], None] | None = None
         self._twins = Twins()
+        self._remembering: list[Remembering] = []
         self.verified = self.steered = 0
 
     @property
@@ -108,6 +109,8 @@ class Serving:
         for manager, pool, replaying in managers:
             if len(pool):
                 self._stand_in(patches, manager, pool, replaying)
+        self._remember(patches, runner.cudagraph_manager)
+        self._remember(patches, speculator.decode_cudagraph_manager)
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -116,6 +119,9 @@ class Serving:
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
         self._ended()
+        for each in self._remembering:
+            each.forget()
+        self._remembering.clear()
         current, self._current = self._current, None
         if current is not None:
             current.undo()
@@ -139,6 +145,12 @@ class Serving:
             for desc, graph in manager.graphs.items()
         }
         patches.set(manager, "graphs", graphs)
+
+    def _remember(self, patches: Patches, manager: Any) -> None:
+        if manager is not None and manager.graphs:
+            remembering = Remembering(manager.dispatch)
+            self._remembering.append(remembering)
+            patches.set(manager, "dispatch", remembering.dispatch)
 
     @staticmethod
     def _plain(_: Any, bound: Any) -> Any:

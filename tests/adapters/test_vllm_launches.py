@@ -1,0 +1,83 @@
+"""A manager that answers what it was asked the time before answers as vLLM does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphshare.adapters.vllm import activate, deactivate
+from graphshare.adapters.vllm.launches import Remembering
+
+counts = st.integers(0, 18)
+asked = st.tuples(counts, counts, st.sampled_from([None, 1, 4]), st.integers(0, 2))
+
+
+def ask(manager, version, of):
+    *shape, num_active_loras = of
+    if version in ("0.20.2", "0.21.0"):
+        return manager.dispatch(*shape)
+    return manager.dispatch(*shape, num_active_loras=num_active_loras)
+
+
+def test_answers_are_those_of_vllm(vllm) -> None:
+    activate()
+    cases = (0, 2) if vllm.version in ("0.25.1", "0.26.0") else (0,)
+    runner = vllm.start(lora_cases=cases)
+
+    @given(st.lists(asked, min_size=1, max_size=8))
+    def alike(calls) -> None:
+        for manager in (runner.cudagraph_manager, runner.speculator.decode_cudagraph_manager):
+            assert "dispatch" in vars(manager)
+            for of in [*calls, calls[-1], *calls[:2]]:
+                answer, alone = (ask(m, vllm.version, of) for m in (manager, Alone(manager)))
+                assert answer == alone
+                assert hash(answer) == hash(alone)
+
+    alike()
+
+
+class Alone:
+    """A manager with vLLM's own method, on the tables that it has."""
+
+    def __init__(self, manager):
+        self.dispatch = type(manager).dispatch.__get__(manager)
+
+
+def test_what_was_asked_before_is_not_asked_again() -> None:
+    calls = []
+
+    def dispatch(*args, **kwargs):
+        calls.append((args, kwargs))
+        return object()
+
+    remembering = Remembering(dispatch)
+    first = remembering.dispatch(1, 4, None, num_active_loras=0)
+    assert remembering.dispatch(1, 4, None, num_active_loras=0) is first
+    assert len(calls) == 1
+    for other in ((2, 4, None), (1, 5, None), (1, 4, 4)):
+        assert remembering.dispatch(*other, num_active_loras=0) is not first
+    assert remembering.dispatch(1, 4, 4, num_active_loras=1) is not first
+    assert remembering.dispatch(1, 4, 4) is not first
+    assert len(calls) == 6
+
+
+def test_what_is_told_to_forget_asks_each_time() -> None:
+    answers = iter(range(9))
+    remembering = Remembering(lambda: next(answers))
+    assert [remembering.dispatch(), remembering.dispatch()] == [0, 0]
+    remembering.forget()
+    assert [remembering.dispatch(), remembering.dispatch()] == [1, 2]
+
+
+def test_hooks_that_were_taken_off_ask_vllm(vllm) -> None:
+    """Whoever has wrapped one goes on calling it."""
+    activate()
+    runner = vllm.start()
+    manager = runner.cudagraph_manager
+    kept = manager.dispatch
+    before = ask(manager, vllm.version, (1, 4, 4, 0))
+    deactivate()
+    assert "dispatch" not in vars(manager)
+    manager._candidates = type(manager._candidates)()
+    manager.dispatch = kept
+    assert ask(manager, vllm.version, (1, 4, 4, 0)) != before

@@ -273,13 +273,14 @@ class PoolCore(Generic[K]):
         self.dispatch = self.holdings.dispatcher.dispatch
 
     def _compose(self, entry: Entry[K]) -> None:
-        """Put around the launch what the pool's options ask for; prepare refreshes."""
+        """Put around the launch what the pool's options ask for; prepare replays and refreshes."""
         if entry.writes_state:
             entry.launch = writing_launch(entry, self.name)
         if self.checks == "strict":
             if entry.record.order is None:
                 entry.record.order = StreamOrder(self.device)
             entry.launch = strict_launch(entry, self.refuse)
+        entry.prepare_replay(self.refuse)
         if entry.borrowed:
             entry.refresh = refuse_refresh(entry, self.refuse)
         else:

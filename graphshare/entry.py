@@ -52,8 +52,8 @@ class Entry(Generic[_K]):
         bare_launch: What replays the graph and does nothing else.
         dead: Whether the pool let the key go.
         handles: What ``bind`` made of it.
-        replaying: The function that they replay with, if one is in use.
-        tell: Tells that function of a launch and outputs that have changed.
+        replay: What they replay with; set with the lease.
+        tell: Tells that function what has changed.
         enders: Called when the key goes: what was prepared for it refuses from then on.
     """
 
@@ -76,8 +76,8 @@ class Entry(Generic[_K]):
     bare_launch: Callable[[], object] = field(init=False)
     dead: bool = field(default=False, init=False)
     handles: list[weakref.ref[BoundReplay[_K]]] = field(default_factory=list, init=False)
-    replaying: weakref.ref[Callable[[], Any]] | None = field(default=None, init=False)
-    tell: Callable[[Callable[[], object], Any], None] | None = field(default=None, init=False)
+    replay: Callable[[], Any] = field(init=False)
+    tell: Callable[[Callable[[], object], Any, bool], None] = field(init=False)
     enders: list[Callable[[], None]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -87,19 +87,14 @@ class Entry(Generic[_K]):
         """Return the state as this pool sees it, as last built."""
         return apply_views(self.views, self.record.state)
 
+    def prepare_replay(self, refuse: Refusals) -> None:
+        """Make what handles replay with, once the launch has all that the pool puts around it."""
+        self.replay, self.tell = _replay_of(self.key, self.lease, self.launch, self.outputs, refuse)
+
     def put(self, launch: Callable[[], object], outputs: Any) -> None:
         """Launch this from now on; the outputs lie there."""
         self.launch, self.outputs = launch, outputs
-        if self.tell is not None:
-            self.tell(launch, outputs)
-
-    def replay_at_hand(self, refuse: Refusals) -> Callable[[], Any]:
-        """Return what replays this key without a lookup; the same one while it is in use."""
-        replay = None if self.replaying is None else self.replaying()
-        if replay is None:
-            replay, self.tell = _replay_of(self, refuse)
-            self.replaying = weakref.ref(replay)  # it holds this entry
-        return replay
+        self.tell(launch, outputs, self.dead)
 
     def retire(self, refuse: Refusals) -> None:
         """Free the graph; whatever still holds the entry is refused from now on.
@@ -137,29 +132,30 @@ class Entry(Generic[_K]):
 
     def why_not(self, refuse: Refusals) -> Exception:
         """Return the error of a replay that may not be."""
-        if self.dead:
-            return refuse.gone(self.key)
-        return refuse.not_fresh(self.key, self.lease.cause)
+        return _why_not(self.key, self.lease, refuse, gone=self.dead)
+
+
+def _why_not(key: Hashable, lease: Lease, refuse: Refusals, *, gone: bool) -> Exception:
+    return refuse.gone(key) if gone else refuse.not_fresh(key, lease.cause)
 
 
 def _replay_of(
-    entry: Entry[Any], refuse: Refusals
-) -> tuple[Callable[[], Any], Callable[[Callable[[], object], Any], None]]:
+    key: Hashable, lease: Lease, launch: Callable[[], object], outputs: Any, refuse: Refusals
+) -> tuple[Callable[[], Any], Callable[[Callable[[], object], Any, bool], None]]:
     # A closure, with what the hottest path reads in variables of its own: in an engine's step each
-    # object that is touched costs a cache miss. The function that changes them does not hold the
-    # entry, so that the entry can hold it.
-    lease, launch, outputs = entry.lease, entry.launch, entry.outputs
+    # object that is touched costs a cache miss. It does not hold the entry, which holds it.
+    gone = False
 
     def replay() -> Any:
         if lease.left <= 0:
-            raise entry.why_not(refuse)
+            raise _why_not(key, lease, refuse, gone=gone)
         launch()
         lease.left -= 1
         return outputs
 
-    def tell(now_launch: Callable[[], object], now_outputs: Any) -> None:
-        nonlocal launch, outputs
-        launch, outputs = now_launch, now_outputs
+    def tell(now_launch: Callable[[], object], now_outputs: Any, now_gone: bool) -> None:
+        nonlocal launch, outputs, gone
+        launch, outputs, gone = now_launch, now_outputs, now_gone
 
     return replay, tell
 
@@ -181,9 +177,9 @@ class BoundReplay(Generic[_K]):
     replay: Callable[[], Any]
     refresh: Callable[[Any], None]
 
-    def __init__(self, entry: Entry[_K], refuse: Refusals) -> None:
+    def __init__(self, entry: Entry[_K]) -> None:
         self.key = entry.key
-        self.replay = entry.replay_at_hand(refuse)
+        self.replay = entry.replay
         self.refresh = entry.refresh
         # The function holds the state: when the key goes, the handle lets go of it.
         entry.handles = [each for each in entry.handles if each() is not None]

@@ -188,7 +188,7 @@ class GraphPool(InspectedPool[K]):
         Raises:
             KeyMismatchError: The key is not captured.
         """
-        return BoundReplay(self.lookup(key, "bind"), self.refuse)
+        return BoundReplay(self.lookup(key, "bind"))
 
     def invalidate(self, key: K | None = None) -> None:
         """Tell of a write that graphshare did not see, e.g. an eager step of the same builders.

@@ -8,6 +8,7 @@ import keyword
 import os
 import struct
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -110,9 +111,11 @@ def _slots(cls: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
 
 
 _declared: dict[type, tuple[str, ...]] = {}
+_read: weakref.WeakSet[type] = weakref.WeakSet()
+"""Types of objects that were taken apart, whole."""
 
 
-def declared_only(cls: type) -> None:
+def declared_only(cls: type) -> bool:
     """Take instances of a dataclass for what their fields give, from now on, and nothing else.
 
     A check need not ask for their ``__dict__`` then, which CPython makes only when asked: half of
@@ -124,34 +127,54 @@ def declared_only(cls: type) -> None:
         cls: A dataclass itself, not only of one; as torch's ``register_dataclass`` it holds for
             the process.
 
+    Returns:
+        Whether it is done. It is not where a state with such an instance was looked at before, and
+        layouts of the whole object may be in use.
+
     Raises:
-        TypeError: ``cls`` is no dataclass, or reading a field of it could run Python.
+        TypeError: ``cls`` is no dataclass, or a field of it is more than what an instance holds:
+            reading it could run Python, or finds something with parts in the class.
     """
+    if cls in _declared:
+        return True
     if "__dataclass_fields__" not in vars(cls):
         raise TypeError(f"declared_only: expected a dataclass, got {cls}")
     names = tuple(field.name for field in dataclasses.fields(cls))
-    if shape_of(cls).kind is not Kind.OBJECT or not all(_is_plain(cls, name) for name in names):
+    plain = all(_is_plain(cls, name) for name in names)
+    if not plain or _shape_of(cls).kind is not Kind.OBJECT:
         raise TypeError(
             f"declared_only: expected fields that are plain attributes, got {cls}, "
             "which computes some or holds more than attributes"
         )
+    if cls in _read:
+        return False
     _declared[cls] = names
     shape_of.cache_clear()
+    return True
 
 
 def _is_plain(cls: type, name: str) -> bool:
-    """Whether ``value.name`` is what the instance holds or the class has for a default."""
+    """Whether ``value.name`` is what the instance holds, or a plain value that the class has."""
     if cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__"):
         return False
     if not name.isascii() or keyword.iskeyword(name):  # source takes others for something else
         return False
-    defaults = (vars(base)[name] for base in cls.__mro__ if name in vars(base))
-    return not any(hasattr(type(default), "__get__") for default in defaults)
+    defaults = [type(vars(base)[name]) for base in cls.__mro__ if name in vars(base)]
+    if any(hasattr(each, "__get__") for each in defaults):
+        return False
+    return all(_shape_of(each).kind is Kind.VALUE for each in defaults)
 
 
 @lru_cache(maxsize=1024)
 def shape_of(cls: type) -> Shape:
     """How values of type ``cls`` are taken apart."""
+    shape = _shape_of(cls)
+    if shape.kind is Kind.OBJECT and shape.declared is None:
+        _read.add(cls)
+    return shape
+
+
+def _shape_of(cls: type) -> Shape:
     if issubclass(cls, torch.Tensor):
         return Shape(Kind.TENSOR)
     if issubclass(cls, _VALUES):

@@ -181,17 +181,26 @@ def test_a_graph_that_cannot_be_freed_is_not_launched(
 
 
 def test_handles_of_a_key_replay_with_one_function(kind: str, device: torch.device) -> None:
-    """Which goes with the last of them, and then holds no graph."""
-    _, target, _ = lent(kind, device)
-    one, other = target.bind(BIG), target.bind(BIG)
-    assert one.replay is other.replay
-    function = weakref.ref(one.replay)
-    del one
-    assert function() is not None
-    del other
-    assert function() is None
+    """Made with the key, and told what changes: none that was handed out is forgotten."""
+    _, target, draft = lent(kind, device)
+    for pool in (target, draft):
+        one, other = pool.bind(BIG), pool.bind(BIG)
+        assert one.replay is other.replay is pool.bind(BIG).replay
     target.refresh(BIG, 3)
     assert target.bind(BIG).replay().tolist() == [6] * 8
+
+
+def test_what_replays_goes_with_its_pool(kind: str, device: torch.device) -> None:
+    pool = GraphPool("pool", owner=Owner(device), backend=kind, device=device)
+    pool.capture([BIG], forward)
+    gone = [weakref.ref(pool), weakref.ref(pool.bind(BIG).replay)]
+    gc.collect()
+    gc.disable()
+    try:
+        del pool
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ENDS)

@@ -171,8 +171,8 @@ MUTATIONS = (
         "bound-replays-untold",
         "a bound replay of a released key, or with outputs elsewhere, knows of it",
         "entry.py",
-        "            self.tell(launch, outputs)\n",
-        "            pass\n",
+        "        self.tell(launch, outputs, self.dead)\n",
+        "",
         (
             "tests/contract/test_handles.py::test_a_graph_that_cannot_be_freed_is_not_launched",
             "tests/contract/test_rebind.py::test_outputs_labels_and_bound_replays_move_along",

@@ -169,8 +169,37 @@ class Called:
     def __call__(self) -> None: ...
 
 
+@dataclass
+class TensorInClass:
+    number: int
+    table: Any = field(init=False)
+
+
+TensorInClass.table = BUFFER
+
+
+@dataclass
+class ListInClass:
+    number: int
+    layers: Any = field(init=False)
+
+
+ListInClass.layers = [BUFFER]
+
+
 @pytest.mark.parametrize(
-    "cls", [Plain, OfADataclass, WithProperty, Asks, AsksFirst, Slotted, Called]
+    "cls",
+    [
+        TensorInClass,
+        ListInClass,
+        Plain,
+        OfADataclass,
+        WithProperty,
+        Asks,
+        AsksFirst,
+        Slotted,
+        Called,
+    ],
 )
 def test_what_may_hold_more_or_run_python_is_refused(cls: type) -> None:
     with pytest.raises(TypeError, match="declared_only: expected"):
@@ -185,3 +214,33 @@ def test_a_dataclass_without_fields_is_its_type() -> None:
     assert checker.matches((other, BUFFER))
     assert checker.differences((other, BUFFER)) == []
     assert not checker.matches((Plain(), BUFFER))
+
+
+def test_a_class_that_was_looked_at_stays_as_it_was() -> None:
+    """Checks of the whole object may be in use."""
+
+    @dataclass
+    class Early:
+        lens: Any
+        plan: Any = field(init=False, default=None)
+
+    captured = Early(BUFFER)
+    captured.extra = 3  # type: ignore[attr-defined]
+    checker = LayoutChecker(captured, "cpu")
+    assert checker.matches(captured)
+    assert declared_only(Early) is False
+    state = Early(BUFFER)
+    for _ in range(2):
+        assert not checker.matches(state)
+        assert [one.path for one in checker.differences(state)] == ["extra"]
+    assert not LayoutChecker(captured, "cpu").matches(state)
+
+
+def test_a_class_is_taken_for_its_fields_once_and_for_all() -> None:
+    @dataclass
+    class Late:
+        lens: Any
+
+    assert declared_only(Late)
+    LayoutChecker(Late(BUFFER), "cpu")
+    assert declared_only(Late)

@@ -221,6 +221,7 @@ def test_a_descriptor_that_is_equal_finds_its_graph_too(vllm) -> None:
     runner = vllm.start()
     executed(runner)
     for manager in (runner.cudagraph_manager, runner.speculator.prefill_cudagraph_manager):
+        assert len({type(desc) for desc in manager.graphs}) == 1
         for desc, graph in dict(manager.graphs).items():
             other = type(runner.ran[-1])(**vars(desc))
             assert other is not desc

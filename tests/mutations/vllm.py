@@ -43,6 +43,14 @@ MUTATIONS = (
         (f"{_FAULTS}::test_metadata_is_looked_at_by_its_fields",),
     ),
     Mutation(
+        "vllm-a-class-for-each-descriptor",
+        "descriptors that know their hash have one class",
+        "adapters/vllm/launches.py",
+        "@lru_cache(maxsize=16)\n",
+        "",
+        (f"{_FAULTS}::test_a_descriptor_that_is_equal_finds_its_graph_too",),
+    ),
+    Mutation(
         "vllm-adapters-not-asked-about",
         "a manager is asked again where anything else is asked",
         "adapters/vllm/launches.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from operator import index
 from typing import Any
 
@@ -113,36 +113,42 @@ def knowing_its_hash(desc: Any) -> Any:
     Args:
         desc: vLLM's ``BatchExecutionDescriptor``.
     """
-    kind = type(desc)
+    twin = object.__new__(_twins_of(type(desc)))
+    for name in _names_of(type(desc)):
+        object.__setattr__(twin, name, getattr(desc, name))  # it is frozen
+    # The number itself, since an int's own hash is another one beyond 61 bits.
+    object.__setattr__(twin, "__hash__", partial(index, hash(desc)))
+    return twin
+
+
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+# One class for all of a kind: the interpreter reads attributes of several classes by turns slowly.
+@lru_cache(maxsize=16)
+def _twins_of(kind: type) -> type:
+    names = _names_of(kind)
 
     def equals(self: Any, other: object) -> bool:
         if not isinstance(other, kind):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
-    names = [field.name for field in dataclasses.fields(desc)]
-    made = type(
+    def new(_: type, *args: Any, **kwargs: Any) -> Any:
+        # Whatever is made of one, such as by `dataclasses.replace`, is one of vLLM's own.
+        return kind(*args, **kwargs)
+
+    return type(
         kind.__name__,
         (kind,),
         {
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
+            # Each has a hash of its own in a slot, where `hash` finds something to call.
+            "__slots__": ("__hash__",),
             "__eq__": equals,
-            # Of the number itself, since an int's own hash is another one beyond 61 bits.
-            "__hash__": staticmethod(partial(index, hash(desc))),
-            # Whatever is made of one, such as by `dataclasses.replace`, is one of vLLM's own.
-            "__new__": _made_by(kind),
+            "__new__": new,
             "__reduce__": lambda self: (kind, tuple(getattr(self, name) for name in names)),
         },
     )
-    twin = object.__new__(made)
-    for name in names:
-        object.__setattr__(twin, name, getattr(desc, name))  # it is frozen
-    return twin
-
-
-def _made_by(kind: type) -> Callable[..., Any]:
-    def new(_: type, *args: Any, **kwargs: Any) -> Any:
-        return kind(*args, **kwargs)
-
-    return new

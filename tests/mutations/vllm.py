@@ -183,7 +183,7 @@ MUTATIONS = (
         "vllm-hash-for-others",
         "what is made of a descriptor hashes as vLLM's own",
         "adapters/vllm/launches.py",
-        '            "__new__": _made_by(kind),\n',
+        '            "__new__": new,\n',
         "",
         (f"{_FAULTS}::test_what_is_made_of_a_descriptor_is_one_of_vllms_own",),
     ),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+from dataclasses import replace
 
 import pytest
 
 from graphshare.adapters.vllm import activate, deactivate, sessions, statistics
 from graphshare.adapters.vllm.signatures import first_difference
 from tests.vllm_standin import parts
-from tests.vllm_standin.engine import requests, serve
+from tests.vllm_standin.engine import Request, requests, serve
 from tests.vllm_standin.installed import module
 
 
@@ -216,6 +217,32 @@ def test_hooks_that_others_wrapped_do_nothing_once_taken_off(
     deactivate()  # the pools are closed: any call of one would be refused
     assert "stays as it is" in caplog.text
     assert serve(runner, requests(1)) == alone
+
+
+@pytest.mark.parametrize("taken_off", [deactivate, lambda: sessions()[-1].pause()])
+@pytest.mark.parametrize("backend", [parts.FlashAttentionBackend, parts.TritonAttentionBackend])
+def test_graphs_that_were_captured_serve_on_once_the_hooks_are_off(
+    vllm, backend, taken_off
+) -> None:
+    """On 0.20.2 the draft's read the target's buffers, where the target ran no graph, too."""
+
+    def served(runner):
+        first = [Request(prompt=[3, 1, 4, 1, 5, 9, 2, 6, 5], new=12), Request([2, 7, 1], new=9)]
+        mixed = [Request(prompt=[1, 2, 3, 4], new=5), Request(prompt=[5, 6, 7], new=6)]
+        return [serve(runner, [replace(each) for each in some]) for some in (first, mixed) * 2]
+
+    options = {"cudagraph_mode": "FULL_AND_PIECEWISE", "backend": backend}
+    alone = vllm.start(**options)
+    texts = served(alone)
+    activate()
+    runner = vllm.start(**options)
+    taken_off()
+    assert served(runner) == texts
+    ran = [desc.cg_mode.name for desc in runner.ran]
+    assert {"FULL", "PIECEWISE"} <= set(ran)
+    if vllm.version == "0.20.2":
+        # The draft has found a graph where the target had none.
+        assert runner.speculator.eager_prefills < sum(mode != "FULL" for mode in ran)
 
 
 def test_a_worker_that_others_wrapped_is_left_alone_once_it_is_over(vllm, monkeypatch) -> None:

@@ -174,7 +174,25 @@ def test_the_page_names_each_median_of_the_8b_pair_beyond_its_interval() -> None
     ((version, figure),) = dearer
     words = f"that of {version} at 8 requests lies above 1 by more than its interval, by {{}}%"
     assert "concurrency 8," in figure["name"]
-    assert words.format(f"{100 * (figure['value'] - 1):.2f}") in " ".join(page.split())
+    said = " ".join(page.split())
+    assert words.format(f"{100 * (figure['value'] - 1):.2f}") in said
+    first = {
+        (version, each["name"].split(":")[0]): f"{100 * (each['value'] - 1):.1f}%"
+        for version in SUPPORTED
+        for each in _results(version)["figures"]
+        if each["name"].startswith("8B at") and ", 1 tokens: on /" in each["name"]
+        if each["low"] > 1
+    }
+    assert list(first) == [
+        ("0.20.2", "8B at 9f5f62a, concurrency 1, 1 tokens"),
+        ("0.21.0", "8B at fa88a86, concurrency 1, 1 tokens"),
+        ("0.26.0", "8B at fa88a86, concurrency 32, 1 tokens"),
+    ]
+    one, two, three = first.values()
+    assert (
+        f"three do: 0.20.2 at 9f5f62a at 1 request, by {one}, 0.21.0 at 1, by {two}, "
+        f"and 0.26.0 at 32, by {three}." in said
+    )
 
 
 def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:
@@ -184,8 +202,12 @@ def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:
             hooks, alone = row[3].split()[0], row[5]
             shares.append(100 * float(hooks) / float(alone))
     page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
-    assert f"the hooks take at most {max(shares):.1f}% of a step" in " ".join(page.split())
+    said = " ".join(page.split())
+    assert f"the hooks take at most {max(shares):.1f}% of a step in the median" in said
     assert max(shares) < 1
+    steps = [each["value"] for _, each in _small_pair(", steps by turns: on /")]
+    assert f"the whole step takes at most {100 * (max(steps) - 1):.1f}% longer" in said
+    assert f"graphshare costs at most {100 * (max(steps) - 1):.1f}% of a step" in said
 
 
 def test_the_page_counts_what_takes_longer_beyond_its_interval() -> None:
@@ -196,6 +218,7 @@ def test_the_page_counts_what_takes_longer_beyond_its_interval() -> None:
     assert "concurrency 32, 64 tokens" in figure["name"]
     said = f"{figure['value']:.3f}, {figure['low']:.3f} to {figure['high']:.3f}"
     assert f"that of {version} with 32 requests and 64 tokens ({said}, of 13 rounds)" in page
+    assert f"{sum(each['value'] > 1 for _, each in calls)} lie above 1, which fits" in page
     assert len(steps) == 9
     (one, first), (other, second) = _beyond(steps)
     assert "concurrency 1," in first["name"]
@@ -221,8 +244,13 @@ def _beyond(figures: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[s
 def test_a_first_token_of_vllm_0_20_2() -> None:
     page = " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
     figures = {each["name"]: each for each in _results("0.20.2")["figures"]}
-    found = figures["small at e1985e5, concurrency 8, 1 tokens: on / vLLM alone"]
-    assert f"took {100 * (found['value'] - 1):.1f}% longer at 8 requests" in page
+    one, eight = (
+        figures[f"small at e1985e5, concurrency {n}, 1 tokens: on / vLLM alone"] for n in (1, 8)
+    )
+    sooner, later = 100 * (1 - one["value"]), 100 * (eight["value"] - 1)
+    assert f"came {sooner:.1f}% sooner at one request and {later:.1f}% later at 8" in page
+    gains = [each["value"] for n, each in figures.items() if ", steps by turns: on /" in n]
+    assert f"gains {100 * (1 - max(gains)):.1f} to {100 * (1 - min(gains)):.1f}% a step" in page
 
 
 @pytest.mark.parametrize("version", SUPPORTED)

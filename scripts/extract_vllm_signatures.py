@@ -39,6 +39,13 @@ METADATA = [
 ]
 # What it is called where it is made; `common_attn_metadata` is another thing.
 METADATA_VARIABLES = {"attn_metadata", "metadata", "new_metadata"}
+LAYERS = "vllm.model_executor.layers.attention"
+SET_BESIDE = {
+    # Its builder supports no graphs; a function that no kernel gets.
+    f"{LAYERS}.chunked_local_attention": {"make_virtual_batches_block_table"},
+    # A copy of the metadata that is common to all backends has the name of one of theirs.
+    f"{LAYERS}.cross_attention": {"_seq_lens_cpu", "causal", "encoder_seq_lens_cpu"},
+}
 FIELDS = [f"{UTILS}:BatchExecutionDescriptor", *METADATA]
 # Set on `self` somewhere in the class.
 ATTRIBUTES = {
@@ -174,9 +181,10 @@ def check_assigned(wheel: Wheel) -> None:
     """End if the runner or a backend puts into a metadata object what is no field of it."""
     for name in METADATA:
         known = set(fields(wheel.find(name)))
-        for module in [name.partition(":")[0], *wheel.modules(GPU)]:
+        for module in [name.partition(":")[0], *wheel.modules(GPU), *wheel.modules(LAYERS)]:
+            beside = known | SET_BESIDE.get(module, set())
             for owner, attribute in assigned(wheel.find(f"{module}:")):
-                if owner in METADATA_VARIABLES and attribute not in known:
+                if owner in METADATA_VARIABLES and attribute not in beside:
                     raise SystemExit(
                         f"vLLM {wheel.version}: {module} sets {owner}.{attribute}, "
                         f"no field of {name}"

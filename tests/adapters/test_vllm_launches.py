@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphshare.adapters.vllm import activate, deactivate
-from graphshare.adapters.vllm.launches import Remembering
+from graphshare.adapters.vllm import activate, deactivate, sessions
+from graphshare.adapters.vllm.launches import Remembering, knowing_its_hash
 
 counts = st.integers(0, 18)
 asked = st.tuples(counts, counts, st.sampled_from([None, 1, 4]), st.integers(0, 2))
@@ -67,6 +70,56 @@ def test_what_is_told_to_forget_asks_each_time() -> None:
     assert [remembering.dispatch(), remembering.dispatch()] == [0, 0]
     remembering.forget()
     assert [remembering.dispatch(), remembering.dispatch()] == [1, 2]
+
+
+def counting(inner, calls):
+    def dispatch(*args, **kwargs):
+        calls.append(args)
+        return inner(*args, **kwargs)
+
+    return dispatch
+
+
+@pytest.mark.parametrize("when", ["before the capture", "after it, and hooks on again"])
+def test_what_others_have_put_there_is_asked_each_time(vllm, when) -> None:
+    """It may hang on more than what it is asked."""
+    activate()
+    runner = vllm.make()
+    managers = runner.cudagraph_manager, runner.speculator.decode_cudagraph_manager
+    calls = []
+    if when == "before the capture":
+        for manager in managers:
+            manager.dispatch = counting(manager.dispatch, calls)
+    vllm.warm_up(runner)
+    if when != "before the capture":
+        for manager in managers:
+            manager.dispatch = counting(manager.dispatch, calls)
+        sessions()[-1].pause()
+        sessions()[-1].resume()
+    calls.clear()
+    for manager in managers:
+        for _ in range(3):
+            ask(manager, vllm.version, (1, 4, 4, 0))
+    assert len(calls) == 6
+
+
+@pytest.mark.parametrize("keeps_name", [False, True])
+def test_a_class_that_others_have_patched_is_asked_each_time(vllm, monkeypatch, keeps_name) -> None:
+    runner = vllm.make()
+    cls = next(each for each in type(runner.cudagraph_manager).__mro__ if "dispatch" in vars(each))
+    assert Remembering.is_for(runner.cudagraph_manager)
+    patched = counting(cls.dispatch, [])
+    if keeps_name:
+        patched = functools.wraps(cls.dispatch)(patched)
+    monkeypatch.setattr(cls, "dispatch", patched)
+    assert not Remembering.is_for(runner.cudagraph_manager)
+
+
+def test_a_twin_is_its_own(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    for desc in runner.cudagraph_manager.graphs:
+        assert knowing_its_hash(desc) is desc
 
 
 def test_hooks_that_were_taken_off_ask_vllm(vllm) -> None:

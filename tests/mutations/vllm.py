@@ -43,6 +43,22 @@ MUTATIONS = (
         (f"{_FAULTS}::test_metadata_is_looked_at_by_its_fields",),
     ),
     Mutation(
+        "vllm-answers-of-others-remembered",
+        "what others have put in place of a manager's dispatch is asked each time",
+        "adapters/vllm/launches.py",
+        '        if "dispatch" in vars(manager):\n            return False\n',
+        "",
+        (f"{_LAUNCHES}::test_what_others_have_put_there_is_asked_each_time",),
+    ),
+    Mutation(
+        "vllm-answers-of-a-patched-class-remembered",
+        "a class whose dispatch others have patched is asked each time",
+        "adapters/vllm/launches.py",
+        "        return plain and method.__module__ == cls.__module__\n",
+        "        return True\n",
+        (f"{_LAUNCHES}::test_a_class_that_others_have_patched_is_asked_each_time",),
+    ),
+    Mutation(
         "vllm-a-class-for-each-descriptor",
         "descriptors that know their hash have one class",
         "adapters/vllm/launches.py",
@@ -54,8 +70,8 @@ MUTATIONS = (
         "vllm-adapters-not-asked-about",
         "a manager is asked again where anything else is asked",
         "adapters/vllm/launches.py",
-        "                if args == asked and kwargs == named:\n",
-        "                if args == asked:\n",
+        "                if args == asked and kwargs == named and remembers:\n",
+        "                if args == asked and remembers:\n",
         (
             f"{_LAUNCHES}::test_answers_are_those_of_vllm",
             f"{_LAUNCHES}::test_what_was_asked_before_is_not_asked_again",

@@ -121,7 +121,10 @@ def activate(mode: Mode | str = Mode.ON, *, when: When | None = None) -> None:
 
 
 def deactivate() -> None:
-    """Undo everything: vLLM runs as it would without graphshare, on the graphs that it captured."""
+    """Undo everything: vLLM runs as it would without graphshare, on the graphs that it captured.
+
+    Pools of your own over vLLM's metadata go on looking at its fields alone.
+    """
     global _activation
     done, _activation = _activation, None
     if done is not None:

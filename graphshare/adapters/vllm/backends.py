@@ -13,8 +13,10 @@ Read from vLLM's sources; the lines are those of 0.25.1, in ``vllm/v1/attention/
 * All others, ``equal``: sizes, flags and buffers that are baked in (``flash_attn.py`` 782 to 976,
   ``triton_attn.py`` 594 to 696).
 
-An attribute of the metadata that is none of its fields is not looked at. Nothing in the runner or
-these backends sets one (``scripts/extract_vllm_signatures.py`` reads that off the wheels).
+An attribute of the metadata that is none of its fields is not looked at. Nothing in the runner,
+these backends or the attention layers sets one that a graph could read; the builder of chunked
+local attention, which captures no graphs, sets a function
+(``scripts/extract_vllm_signatures.py`` reads that off the wheels).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from operator import index
@@ -28,7 +29,7 @@ class Remembering:
     ``cudagraph_utils.py`` 141 to 287 and 368).
 
     Args:
-        dispatch: vLLM's.
+        dispatch: vLLM's own, see :meth:`is_for`: somebody else's may hang on other things.
 
     Attributes:
         dispatch: Takes and returns what vLLM's does.
@@ -42,9 +43,10 @@ class Remembering:
 
         def dispatched(*args: Any, **kwargs: Any) -> Any:
             nonlocal known
-            if known is not None:
-                asked, named, answer = known
-                if args == asked and kwargs == named:
+            last = known  # once: another thread may tell it to forget
+            if last is not None:
+                asked, named, answer = last
+                if args == asked and kwargs == named and remembers:
                     return answer
             answer = dispatch(*args, **kwargs)
             if remembers:
@@ -58,6 +60,16 @@ class Remembering:
         self.dispatch = dispatched
         self.forget: Callable[[], None] = forget
         """From now on, ask each time."""
+
+    @staticmethod
+    def is_for(manager: Any) -> bool:
+        """Whether a manager's ``dispatch`` is that of its class, as the class was written."""
+        if "dispatch" in vars(manager):
+            return False
+        cls = next(each for each in type(manager).__mro__ if "dispatch" in vars(each))
+        method = vars(cls)["dispatch"]
+        plain = isinstance(method, types.FunctionType) and not hasattr(method, "__wrapped__")
+        return plain and method.__module__ == cls.__module__
 
 
 class Twins:
@@ -113,6 +125,8 @@ def knowing_its_hash(desc: Any) -> Any:
     Args:
         desc: vLLM's ``BatchExecutionDescriptor``.
     """
+    if "__hash__" in getattr(type(desc), "__slots__", ()):
+        return desc
     twin = object.__new__(_twins_of(type(desc)))
     for name in _names_of(type(desc)):
         object.__setattr__(twin, name, getattr(desc, name))  # it is frozen

@@ -147,7 +147,7 @@ class Serving:
         patches.set(manager, "graphs", graphs)
 
     def _remember(self, patches: Patches, manager: Any) -> None:
-        if manager is not None and manager.graphs:
+        if manager is not None and manager.graphs and Remembering.is_for(manager):
             remembering = Remembering(manager.dispatch)
             self._remembering.append(remembering)
             patches.set(manager, "dispatch", remembering.dispatch)

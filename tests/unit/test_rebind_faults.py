@@ -360,11 +360,12 @@ def test_a_handle_of_a_graph_that_was_captured_anew_holds_no_state() -> None:
     pool = pool_of(owner, checks="strict")
     pool.capture([K8], forward)
     pool.refresh(K8, 1)
-    handle = pool.bind(K8)
+    handle, entry = pool.bind(K8), pool.holdings.entries[K8]
     old = held([owner.seq_lens, owner.slots])
     owner.move()
     pool.recapture()
     assert [each.expired() for each in old] == [True, True]
+    assert entry is not pool.holdings.entries[K8]
     with pytest.raises(ReleasedStateError):
         handle.replay()
 

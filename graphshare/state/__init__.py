@@ -16,10 +16,11 @@ from graphshare.state.checker import LayoutChecker
 from graphshare.state.code import compiled
 from graphshare.state.layout import Layout, compare, layout_of
 from graphshare.state.leaves import HostLeaf, LayoutDifference, TensorLeaf
-from graphshare.state.nest import declared_only, each_once, labelled, unroll, walk, walk_rules
+from graphshare.state.nest import each_once, labelled, unroll, walk, walk_rules
 from graphshare.state.nodes import is_on
 from graphshare.state.replacing import with_tensors
 from graphshare.state.rules import Rule, RuleSet, check_rules
+from graphshare.state.shapes import declared_only
 from graphshare.state.taking import Taking
 from graphshare.state.unmoved import Fixed
 

@@ -44,17 +44,10 @@ import torch
 
 from graphshare.memory import plain_tensors
 from graphshare.state.layout import Layout
-from graphshare.state.nest import (
-    MISSING,
-    Kind,
-    Step,
-    attributes_of,
-    iterate_of,
-    shape_of,
-    slot_of,
-)
+from graphshare.state.nest import MISSING, Step, attributes_of, iterate_of, slot_of
 from graphshare.state.nodes import ArrayNode, BranchNode, Node, TensorNode, ValueNode
 from graphshare.state.plan import Check, plan
+from graphshare.state.shapes import Kind, shape_of
 from graphshare.state.values import is_number, same_value
 
 __all__ = ["NAMES", "Function", "Writer", "compiled", "same_place", "write_check"]

@@ -11,8 +11,9 @@ import torch
 
 from graphshare.memory import address_of, plain_tensors
 from graphshare.state.leaves import HostLeaf, TensorLeaf
-from graphshare.state.nest import Kind, Step, children, label, labelled, shape_of, unroll
+from graphshare.state.nest import Step, children, label, labelled, unroll
 from graphshare.state.rules import RuleSet
+from graphshare.state.shapes import Kind, shape_of
 
 __all__ = [
     "ArrayNode",

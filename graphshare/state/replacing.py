@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from graphshare.state.nest import MISSING, Kind, attributes_of, iterate_of, shape_of, slot_of
+from graphshare.state.nest import MISSING, attributes_of, iterate_of, slot_of
+from graphshare.state.shapes import Kind, shape_of
 
 __all__ = ["with_tensors"]
 

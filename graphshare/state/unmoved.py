@@ -19,9 +19,10 @@ import torch
 
 from graphshare.state.code import Function, Writer
 from graphshare.state.layout import Layout
-from graphshare.state.nest import Kind, children, shape_of
+from graphshare.state.nest import children
 from graphshare.state.nodes import BranchNode, TensorNode, ValueNode
 from graphshare.state.plan import Check, plan
+from graphshare.state.shapes import Kind, shape_of
 from graphshare.state.taking import guarded
 
 __all__ = ["Fixed", "count_guarded", "fixed_tensors", "write_unmoved"]

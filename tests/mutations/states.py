@@ -301,7 +301,7 @@ MUTATIONS = (
     Mutation(
         "tensors-of-a-class-taken",
         "a dataclass is not taken for its fields where the class holds a tensor of one",
-        "state/nest.py",
+        "state/shapes.py",
         "    return all(_shape_of(each).kind is Kind.VALUE for each in defaults)\n",
         "    return True\n",
         (f"{_DECLARED}test_what_may_hold_more_or_run_python_is_refused",),
@@ -309,7 +309,7 @@ MUTATIONS = (
     Mutation(
         "classes-in-use-taken",
         "a class whose instances were looked at whole is not taken for its fields",
-        "state/nest.py",
+        "state/shapes.py",
         "    if cls in _read:\n",
         "    if False:\n",
         (f"{_DECLARED}test_a_class_that_was_looked_at_stays_as_it_was",),
@@ -317,7 +317,7 @@ MUTATIONS = (
     Mutation(
         "fields-that-run-python-taken",
         "a dataclass is not taken for its fields where reading one could run Python",
-        "state/nest.py",
+        "state/shapes.py",
         '    if any(hasattr(each, "__get__") for each in defaults):\n',
         "    if False:\n",
         (f"{_DECLARED}test_what_may_hold_more_or_run_python_is_refused",),

@@ -9,6 +9,7 @@ import torch
 
 from graphshare.arguments import check_call, check_flag, distinct_keys, wrong_type
 from graphshare.capture import CaptureBackend, make_backend
+from graphshare.capture._collection import no_collection
 from graphshare.device import device_of
 from graphshare.entry import Entry
 from graphshare.freshness import StateRecord
@@ -183,10 +184,11 @@ class PoolCore(Generic[K]):
 
     def register(self, entries: Sequence[Entry[K]]) -> None:
         """Take over what a capture made; the last step, which cannot fail."""
-        self.holdings.register(entries)
-        for entry in entries:
-            self._compose(entry)
-        self.keys_changed()
+        with no_collection():  # a finalizer may release or bind a key that is half here
+            self.holdings.register(entries)
+            for entry in entries:
+                self._compose(entry)
+            self.keys_changed()
 
     def lookup(self, key: K, doing: str) -> Entry[K]:
         """Return the entry of a captured key, or raise ``KeyMismatchError``."""

@@ -168,6 +168,14 @@ MUTATIONS = (
         ("tests/contract/test_handles.py::test_a_graph_that_cannot_be_freed_is_not_launched",),
     ),
     Mutation(
+        "collected-while-registered",
+        "a finalizer does not find half a key",
+        "core.py",
+        "        with no_collection():  # a finalizer may release or bind a key that is half here\n",
+        "        if True:\n",
+        ("tests/unit/test_pool_lifetime.py::test_a_key_that_a_finalizer_releases_was_whole",),
+    ),
+    Mutation(
         "bound-replays-untold",
         "a bound replay of a released key, or with outputs elsewhere, knows of it",
         "entry.py",

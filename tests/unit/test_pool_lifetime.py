@@ -186,3 +186,38 @@ def test_memory_is_flat(checks):
 class _Forgetful(list):
     def append(self, _):
         pass
+
+
+class ReleasesIt:
+    """Somebody's object in a cycle, whose finalizer lets a key go."""
+
+    def __init__(self, pool):
+        self.pool = pool
+        self.itself = self
+
+    def __del__(self):
+        if BIG in self.pool:
+            self.pool.release(BIG)
+
+
+def test_a_key_that_a_finalizer_releases_was_whole(monkeypatch):
+    """A collection between two halves of taking over a capture would find half a key."""
+    pool = make(Owner())
+    register = pool.holdings.register
+
+    def registered(entries):
+        register(entries)
+        ReleasesIt(pool)  # garbage from here on
+
+    monkeypatch.setattr(pool.holdings, "register", registered)
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        pool.capture([BIG, SMALL], double)
+        gc.collect()
+    finally:
+        gc.set_threshold(*before)
+    assert BIG not in pool
+    pool.refresh(SMALL, 1)
+    with pytest.raises(KeyError):
+        pool.bind(BIG)

@@ -184,7 +184,7 @@ class PoolCore(Generic[K]):
 
     def register(self, entries: Sequence[Entry[K]]) -> None:
         """Take over what a capture made; the last step, which cannot fail."""
-        with no_collection():  # a finalizer may release or bind a key that is half here
+        with no_collection():  # a finalizer may want a key that is half here
             self.holdings.register(entries)
             for entry in entries:
                 self._compose(entry)

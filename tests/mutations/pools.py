@@ -171,7 +171,7 @@ MUTATIONS = (
         "collected-while-registered",
         "a finalizer does not find half a key",
         "core.py",
-        "        with no_collection():  # a finalizer may release or bind a key that is half here\n",
+        "        with no_collection():  # a finalizer may want a key that is half here\n",
         "        if True:\n",
         ("tests/unit/test_pool_lifetime.py::test_a_key_that_a_finalizer_releases_was_whole",),
     ),

@@ -167,14 +167,7 @@ def fields(node: ast.AST) -> list[str]:
 
 
 def attributes(node: ast.AST) -> set[str]:
-    return {
-        each.attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Attribute)
-        and isinstance(each.ctx, ast.Store)
-        and isinstance(each.value, ast.Name)
-        and each.value.id == "self"
-    }
+    return {attribute for owner, attribute in assigned(node) if owner == "self"}
 
 
 def check_assigned(wheel: Wheel) -> None:

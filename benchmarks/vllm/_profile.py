@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
 from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
-from benchmarks.vllm._variants import SHARE, TIMED, Switch, names, share_of_skipping
+from benchmarks.vllm._variants import SHARE, Place, Switch, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
 _TARGET = "execute_model / metadata build"
@@ -33,6 +33,14 @@ _HOOKED = (
     "propose / decode dispatch",
     "propose / decode launches",
 )
+# Of the methods of which each variant may have its own.
+_SWITCHED: dict[Place, str] = {
+    ("model_state", "prepare_attn"): _TARGET,
+    ("speculator", "_build_draft_attn_metadata"): _DECODES,
+    ("prefill", "dispatch"): "propose / prefill dispatch",
+    ("target", "dispatch"): "execute_model / dispatch",
+    ("decode", "dispatch"): "propose / decode dispatch",
+}
 # On vLLM 0.20.2 the rebuild goes away, which the decodes' builds found the caches warm from.
 _REBUILT = (_PREFILL, _DECODES)
 
@@ -169,14 +177,6 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
         (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
         (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
     ]
-    labels = (
-        _TARGET,
-        _DECODES,
-        "propose / prefill dispatch",
-        "execute_model / dispatch",
-        "propose / decode dispatch",
-    )
-    switched = dict(zip(TIMED, labels, strict=True))
     spent: Parts = defaultdict(float)
     undo: list[tuple[Any, str, Any]] = []
 
@@ -199,7 +199,7 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
     switch.wrap(
         {
             place: lambda inner, label=label: timing(inner, label)
-            for place, label in switched.items()
+            for place, label in _SWITCHED.items()
         }
     )
     try:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks._measure import Ratio, medians, resampled
 
-__all__ = ["SHARE", "TIMED", "Switch", "names", "share_of_skipping"]
+__all__ = ["SHARE", "TIMED", "Place", "Switch", "names", "share_of_skipping"]
 
 SHARE = "share_of_what_skipping_saves"
 

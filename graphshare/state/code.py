@@ -47,7 +47,7 @@ from graphshare.state.layout import Layout
 from graphshare.state.nest import MISSING, Step, attributes_of, iterate_of, slot_of
 from graphshare.state.nodes import ArrayNode, BranchNode, Node, TensorNode, ValueNode
 from graphshare.state.plan import Check, plan
-from graphshare.state.shapes import Kind, shape_of
+from graphshare.state.shapes import Kind, is_read_plainly, shape_of
 from graphshare.state.values import is_number, same_value
 
 __all__ = ["NAMES", "Function", "Writer", "compiled", "same_place", "write_check"]
@@ -357,7 +357,7 @@ class Function:
         # Before the dict is asked for, which CPython makes only then: an attribute's name, and the
         # dict, need not be fetched where the interpreter knows the place in the object.
         for step in steps:
-            if plain and _is_of_instances(cls, step.key):
+            if _is_of_instances(cls, step.key):
                 (variable,) = self.variables(1)
                 self.lines.append(f"{variable} = {name}.{step.key}")
                 below.append((step, variable))
@@ -388,12 +388,7 @@ class Function:
 
 def _is_of_instances(cls: type, name: Any) -> bool:
     """Whether ``value.name`` can come from the ``__dict__`` of a ``cls`` alone."""
-    # Source takes other identifiers for what they are normalised to.
-    if type(name) is not str or not (name.isascii() and name.isidentifier()):
-        return False
-    if keyword.iskeyword(name) or hasattr(cls, "__getattr__"):
-        return False
-    return not any(name in vars(base) for base in cls.__mro__)
+    return is_read_plainly(cls, name) and not any(name in vars(base) for base in cls.__mro__)
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,11 +11,11 @@ import types
 import weakref
 from collections import deque
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Kind", "Shape", "declared_only", "shape_of"]
+__all__ = ["Kind", "Shape", "declared_only", "is_read_plainly", "shape_of"]
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _POINTER_BYTES = struct.calcsize("P")
@@ -122,11 +122,19 @@ def declared_only(cls: type) -> bool:
     return True
 
 
+def is_read_plainly(cls: type, name: Any) -> bool:
+    """Whether ``value.name`` can be written in source, and runs nothing of the class ``cls``."""
+    # Source takes other identifiers for what they are normalised to.
+    if type(name) is not str or not (name.isascii() and name.isidentifier()):
+        return False
+    if keyword.iskeyword(name) or hasattr(cls, "__getattr__"):
+        return False
+    return cls.__getattribute__ is object.__getattribute__
+
+
 def _is_plain(cls: type, name: str) -> bool:
     """Whether ``value.name`` is what the instance holds, or a plain value that the class has."""
-    if cls.__getattribute__ is not object.__getattribute__ or hasattr(cls, "__getattr__"):
-        return False
-    if not name.isascii() or keyword.iskeyword(name):  # source takes others for something else
+    if not is_read_plainly(cls, name):
         return False
     defaults = [type(vars(base)[name]) for base in cls.__mro__ if name in vars(base)]
     if any(hasattr(each, "__get__") for each in defaults):

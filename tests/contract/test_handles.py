@@ -24,6 +24,7 @@ from graphshare import (
 )
 
 BIG, SMALL = BatchDescriptor(8, 8), BatchDescriptor(4, 4)
+OTHER = BatchDescriptor(8, 8, num_active_loras=1)
 
 
 class Owner:
@@ -48,6 +49,15 @@ def lent(kind: str, device: torch.device) -> tuple[Owner, GraphPool[Any], GraphP
     for pool in (target, draft):
         pool.capture([BIG, SMALL], forward)
     return owner, target, draft
+
+
+def on_one_state(kind: str, device: torch.device, owner: Owner) -> GraphPool[Any]:
+    """A pool whose keys ``BIG`` and ``OTHER`` share their state, and its lease."""
+    pool = GraphPool(
+        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
+    )
+    pool.capture([BIG, OTHER], forward)
+    return pool
 
 
 def stale(replay: Callable[[], Any]) -> Staleness:
@@ -135,13 +145,9 @@ def test_what_was_taken_from_a_handle_refuses_too(
 
 def test_a_key_that_shares_its_state(kind: str, device: torch.device) -> None:
     """The state stays with the other key, and nothing but the one key has gone."""
-    other = BatchDescriptor(8, 8, num_active_loras=1)
     owner = Owner(device)
-    pool = GraphPool(
-        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
-    )
-    pool.capture([BIG, other], forward)
-    handle, kept = pool.bind(BIG), pool.bind(other)
+    pool = on_one_state(kind, device, owner)
+    handle, kept = pool.bind(BIG), pool.bind(OTHER)
     refresh, replay = handle.refresh, handle.replay
     for batch in range(6):
         refresh(batch)
@@ -161,13 +167,8 @@ def test_a_key_that_shares_its_state(kind: str, device: torch.device) -> None:
 def test_a_graph_that_cannot_be_freed_is_not_launched(
     kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = BatchDescriptor(8, 8, num_active_loras=1)
-    owner = Owner(device)
-    pool = GraphPool(
-        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
-    )
-    pool.capture([BIG, other], forward)
-    replay, kept = pool.bind(BIG).replay, pool.bind(other)
+    pool = on_one_state(kind, device, Owner(device))
+    replay, kept = pool.bind(BIG).replay, pool.bind(OTHER)
 
     def fail() -> None:
         raise MemoryError
@@ -293,7 +294,6 @@ def test_a_key_that_goes_while_it_is_built_and_leaves_its_state(
     kind: str, device: torch.device, end: str
 ) -> None:
     """To another key, or to the one that was captured anew: what was taken before refuses."""
-    other = BatchDescriptor(8, 8, num_active_loras=1)
 
     class Ending(Owner):
         def build(self, key: Any, batch: Any, phase: Phase) -> Any:
@@ -304,11 +304,8 @@ def test_a_key_that_goes_while_it_is_built_and_leaves_its_state(
             return state
 
     owner = Ending(device)
-    pool = GraphPool(
-        "pool", owner=owner, backend=kind, device=device, state_key=lambda key: key.num_tokens
-    )
-    pool.capture([BIG, other], forward)
-    refresh, kept = pool.bind(BIG).refresh, pool.bind(other)
+    pool = on_one_state(kind, device, owner)
+    refresh, kept = pool.bind(BIG).refresh, pool.bind(OTHER)
     for batch in (*range(6), 9):
         refresh(batch)
         assert kept.replay().tolist() == [2 * batch] * 8

@@ -90,6 +90,11 @@ def test_upstream_rebuilt_before_each_draft_prefill() -> None:
     assert alone["builds"]["draft, query length 4"] == alone["draft_prefills"]["FULL"]
 
 
+def _page() -> str:
+    """The text of the page, without its lines."""
+    return " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
+
+
 def _tables() -> list[list[str]]:
     page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
     section = page.split("## What it costs, and saves")[1].split("\n## ")[0]
@@ -154,8 +159,7 @@ def _kept(requests: int) -> list[str]:
 
 
 def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
-    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
-    said = " ".join(page.split())
+    said = _page()
     hooks, step = _kept(1)
     assert f"borrowing keeps {hooks} of what skipping saves at one request" in said
     assert f"{step} of the whole step" in said
@@ -163,25 +167,14 @@ def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
 
 
 def test_the_page_names_each_median_of_the_8b_pair_beyond_its_interval() -> None:
-    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
-    dearer = [
-        (version, each)
-        for version in SUPPORTED
-        for each in _results(version)["figures"]
-        if each["name"].startswith("8B at") and "64 tokens: on /" in each["name"]
-        if each["low"] > 1
-    ]
-    ((version, figure),) = dearer
+    said = _page()
+    ((version, figure),) = _beyond(_figures("8B at", "64 tokens: on /"))
     words = f"that of {version} at 8 requests lies above 1 by more than its interval, by {{}}%"
     assert "concurrency 8," in figure["name"]
-    said = " ".join(page.split())
     assert words.format(f"{100 * (figure['value'] - 1):.2f}") in said
     first = {
         (version, each["name"].split(":")[0]): f"{100 * (each['value'] - 1):.1f}%"
-        for version in SUPPORTED
-        for each in _results(version)["figures"]
-        if each["name"].startswith("8B at") and ", 1 tokens: on /" in each["name"]
-        if each["low"] > 1
+        for version, each in _beyond(_figures("8B at", ", 1 tokens: on /"))
     }
     assert list(first) == [
         ("0.20.2", "8B at 9f5f62a, concurrency 1, 1 tokens"),
@@ -201,8 +194,7 @@ def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:
         if row[1].isdigit() and row[0] != "0.20.2":
             hooks, alone = row[3].split()[0], row[5]
             shares.append(100 * float(hooks) / float(alone))
-    page = (ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8")
-    said = " ".join(page.split())
+    said = _page()
     assert f"the hooks take at most {max(shares):.1f}% of a step in the median" in said
     assert max(shares) < 1
     steps = [each["value"] for _, each in _small_pair(", steps by turns: on /")]
@@ -211,7 +203,7 @@ def test_the_hooks_take_less_than_one_per_cent_of_a_step() -> None:
 
 
 def test_the_page_counts_what_takes_longer_beyond_its_interval() -> None:
-    page = " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
+    page = _page()
     calls, steps = _small_pair(" tokens: on /"), _small_pair(", steps by turns: on /")
     assert f"Of {len(calls)} medians of `generate` on these versions" in page
     ((version, figure),) = _beyond(calls)
@@ -227,14 +219,18 @@ def test_the_page_counts_what_takes_longer_beyond_its_interval() -> None:
     assert f"{one} at one request, by {longer[0]}, and {other} at 32, by {longer[1]}" in page
 
 
-def _small_pair(what: str) -> list[tuple[str, dict[str, Any]]]:
+def _figures(beginning: str, what: str) -> list[tuple[str, dict[str, Any]]]:
     return [
         (version, each)
         for version in SUPPORTED
-        if version != "0.20.2"
         for each in _results(version)["figures"]
-        if each["name"].startswith("small at") and what in each["name"]
+        if each["name"].startswith(beginning) and what in each["name"]
     ]
+
+
+def _small_pair(what: str) -> list[tuple[str, dict[str, Any]]]:
+    """Of the versions in which there is no rebuild to save."""
+    return [(version, each) for version, each in _figures("small at", what) if version != "0.20.2"]
 
 
 def _beyond(figures: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
@@ -242,7 +238,7 @@ def _beyond(figures: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[s
 
 
 def test_a_first_token_of_vllm_0_20_2() -> None:
-    page = " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
+    page = _page()
     figures = {each["name"]: each for each in _results("0.20.2")["figures"]}
     one, eight = (
         figures[f"small at e1985e5, concurrency {n}, 1 tokens: on / vLLM alone"] for n in (1, 8)

@@ -81,8 +81,8 @@ MUTATIONS = (
         "vllm-answers-outlive-the-hooks",
         "a hook that was taken off asks vLLM",
         "adapters/vllm/serving.py",
-        "            each.forget()\n",
-        "            pass\n",
+        "            self._enders.append(remembering.forget)\n",
+        "",
         (f"{_LAUNCHES}::test_hooks_that_were_taken_off_ask_vllm",),
     ),
     Mutation(

@@ -77,12 +77,12 @@ class Serving:
         self.target, self.prefill, self.decode, self.shared = target, prefill, decode, shared
         self._verify, self._checks_decodes = verify, checks_decodes
         self._current: Patches | None = None
-        self._ended: Callable[[], None] = _nothing
+        # What tells hooks that others may have kept that they are off.
+        self._enders: list[Callable[[], None]] = []
         self._prepare_attn: Any = None
         self._batch: TargetBatch | None = None
         self._refresh: Callable[[Any], None] | None = None
         self._twins = Twins()
-        self._remembering: list[Remembering] = []
         self.verified = self.steered = 0
 
     @property
@@ -118,10 +118,9 @@ class Serving:
 
     def remove(self) -> None:
         """Take the hooks off; vLLM runs its own methods and graphs again."""
-        self._ended()
-        for each in self._remembering:
-            each.forget()
-        self._remembering.clear()
+        for end in self._enders:
+            end()
+        self._enders.clear()
         current, self._current = self._current, None
         if current is not None:
             current.undo()
@@ -149,7 +148,7 @@ class Serving:
     def _remember(self, patches: Patches, manager: Any) -> None:
         if manager is not None and manager.graphs and Remembering.is_for(manager):
             remembering = Remembering(manager.dispatch)
-            self._remembering.append(remembering)
+            self._enders.append(remembering.forget)
             patches.set(manager, "dispatch", remembering.dispatch)
 
     @staticmethod
@@ -192,7 +191,7 @@ class Serving:
             nonlocal current, full, step
             current, full, step = False, None, None
 
-        self._ended = ended
+        self._enders.append(ended)
 
         def prepared(
             input_batch: Any,
@@ -342,10 +341,6 @@ class Serving:
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)
-
-
-def _nothing() -> None:
-    """Nothing has been installed yet."""
 
 
 def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: int) -> Any:

@@ -13,11 +13,15 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from graphshare.adapters.vllm.signatures import digest_of
 
 OUT = Path(__file__).parents[1] / "graphshare/adapters/vllm/signatures.json"
 
 GPU = "vllm.v1.worker.gpu"
 UTILS = f"{GPU}.cudagraph_utils"
+OFFLOADER = "vllm.model_executor.offloader.base"
 EAGLE = f"{GPU}.spec_decode.eagle.speculator"
 AUTOREGRESSIVE = f"{GPU}.spec_decode.autoregressive"
 
@@ -46,6 +50,15 @@ SET_BESIDE = {
     # A copy of the metadata that is common to all backends has the name of one of theirs.
     f"{LAYERS}.cross_attention": {"_seq_lens_cpu", "causal", "encoder_seq_lens_cpu"},
 }
+# What the adapter does in their place, where they are what they were.
+SOURCES = [
+    f"{UTILS}:CudaGraphManager.dispatch",
+    f"{UTILS}:CudaGraphManager.run_fullgraph",
+    f"{UTILS}:ModelCudaGraphManager.run_fullgraph",
+    f"{UTILS}:_is_compatible",
+    f"{OFFLOADER}:BaseOffloader.sync_prev_onload",
+    f"{OFFLOADER}:get_offloader",
+]
 FIELDS = [f"{UTILS}:BatchExecutionDescriptor", *METADATA]
 # Set on `self` somewhere in the class.
 ATTRIBUTES = {
@@ -55,6 +68,7 @@ ATTRIBUTES = {
         "speculator",
     ],
     f"{UTILS}:CudaGraphManager": ["_capture_descs", "graphs"],
+    f"{UTILS}:ModelCudaGraphManager": ["hidden_states", "use_aux_hidden_state_outputs"],
     f"{GPU}.block_table:BlockTables": ["input_block_tables", "slot_mappings"],
     f"{GPU}.input_batch:InputBuffers": ["query_start_loc", "seq_lens"],
     "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadataBuilder": ["scheduler_metadata"],
@@ -90,6 +104,7 @@ OF_VERSION = {
             f"{GPU}.spec_decode.speculator:DraftModelSpeculator._build_draft_attn_metadata",
         ],
         "fields": [f"{UTILS}:AttentionState", f"{UTILS}:AttentionStatePair"],
+        "sources": [f"{UTILS}:CudaGraphManager._resolve_effective_loras"],
         "attributes": {
             f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator": MANAGER_ATTRIBUTES,
             f"{GPU}.spec_decode.speculator:DraftModelSpeculator": SPECULATOR_ATTRIBUTES,
@@ -102,6 +117,7 @@ OF_VERSION = {
             f"{GPU}.spec_decode.speculator:DraftModelSpeculator._build_draft_attn_metadata",
         ],
         "fields": [f"{UTILS}:AttentionState"],
+        "sources": [f"{UTILS}:CudaGraphManager._resolve_effective_loras"],
         "attributes": {
             f"{AUTOREGRESSIVE}.speculator:AutoRegressiveSpeculator": MANAGER_ATTRIBUTES,
             f"{GPU}.spec_decode.speculator:DraftModelSpeculator": SPECULATOR_ATTRIBUTES,
@@ -113,6 +129,7 @@ OF_VERSION = {
 class Wheel:
     def __init__(self, path: Path) -> None:
         self._archive = zipfile.ZipFile(path)
+        self._sources: dict[str, str] = {}
         self._modules: dict[str, ast.Module] = {}
         self.version = path.name.split("-")[1].partition("+")[0]
 
@@ -120,11 +137,21 @@ class Wheel:
         module, _, path = name.partition(":")
         if module not in self._modules:
             file = module.replace(".", "/") + ".py"
-            self._modules[module] = ast.parse(self._archive.read(file))
+            self._sources[module] = self._archive.read(file).decode()
+            self._modules[module] = ast.parse(self._sources[module])
         found: ast.AST = self._modules[module]
         for part in filter(None, path.split(".")):
             (found,) = (node for node in _named(found) if node.name == part)
         return found
+
+    def source(self, name: str) -> str:
+        """Return the lines of a function, from its first decorator on."""
+        node = self.find(name)
+        if not isinstance(node, ast.FunctionDef):
+            raise SystemExit(f"expected a function, got {ast.dump(node)[:80]}")
+        first = min(each.lineno for each in (node, *node.decorator_list))
+        lines = self._sources[name.partition(":")[0]].splitlines()
+        return "\n".join(lines[first - 1 : node.end_lineno])
 
     def modules(self, package: str) -> list[str]:
         """Return the names of all modules in a package."""
@@ -195,7 +222,7 @@ def assigned(node: ast.AST) -> set[tuple[str, str]]:
     }
 
 
-def extract(wheel: Wheel) -> dict[str, dict[str, list[str]]]:
+def extract(wheel: Wheel) -> dict[str, dict[str, Any]]:
     check_assigned(wheel)
     more = OF_VERSION[wheel.version]
     wanted = ATTRIBUTES | more["attributes"]
@@ -209,6 +236,9 @@ def extract(wheel: Wheel) -> dict[str, dict[str, list[str]]]:
         },
         "fields": {n: fields(wheel.find(n)) for n in sorted([*FIELDS, *more["fields"]])},
         "attributes": {name: sorted(names) for name, names in sorted(wanted.items())},
+        "sources": {
+            n: digest_of(wheel.source(n)) for n in sorted([*SOURCES, *more.get("sources", [])])
+        },
     }
 
 

@@ -40,6 +40,9 @@ _SWITCHED: dict[Place, str] = {
     ("prefill", "dispatch"): "propose / prefill dispatch",
     ("target", "dispatch"): "execute_model / dispatch",
     ("decode", "dispatch"): "propose / decode dispatch",
+    ("target", "run_fullgraph"): "execute_model / graph launch",
+    ("prefill", "run_fullgraph"): "propose / prefill launch",
+    ("decode", "run_fullgraph"): "propose / decode launches",
 }
 # On vLLM 0.20.2 the rebuild goes away, which the decodes' builds found the caches warm from.
 _REBUILT = (_PREFILL, _DECODES)
@@ -169,12 +172,9 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
         (runner, "execute_model", "execute_model"),
         (runner, "prepare_inputs", "execute_model / prepare_inputs"),
         (runner, "prepare_attn", "execute_model / block tables and slots"),
-        (runner.cudagraph_manager, "run_fullgraph", "execute_model / graph launch"),
         (runner, "sample_tokens", "sample_tokens"),
         (runner, "sample", "sample_tokens / sample"),
         (speculator, "propose", "sample_tokens / propose"),
-        (speculator.prefill_cudagraph_manager, "run_fullgraph", "propose / prefill launch"),
-        (speculator.decode_cudagraph_manager, "run_fullgraph", "propose / decode launches"),
         (runner.block_tables, "compute_slot_mappings", "slot mappings, target and draft"),
     ]
     spent: Parts = defaultdict(float)

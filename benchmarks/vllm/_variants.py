@@ -22,6 +22,9 @@ TIMED: tuple[Place, ...] = (
     ("prefill", "dispatch"),
     ("target", "dispatch"),
     ("decode", "dispatch"),
+    ("target", "run_fullgraph"),
+    ("prefill", "run_fullgraph"),
+    ("decode", "run_fullgraph"),
 )
 """Methods of which each variant may have its own, and that somebody may want to wrap."""
 

@@ -159,11 +159,13 @@ def facts(llm: Any, options: Any) -> dict[str, Any]:
             for name, manager in managers.items()
         },
         "instance_attributes": {
-            name: sorted(set(vars(each)) & {"graphs", "dispatch", "prepare_attn", "capture_model"})
+            name: sorted(set(vars(each)) & _HOOKED)
             for name, each in (*managers.items(), ("model_state", runner.model_state))
         },
     }
 
+
+_HOOKED = {"capture_model", "dispatch", "graphs", "prepare_attn", "run_fullgraph"}
 
 TASKS: dict[str, Callable[[Any, Any], Any]] = {
     "facts": facts,

@@ -1,4 +1,4 @@
-"""A manager that answers what it was asked the time before answers as vLLM does."""
+"""Managers that choose and launch with less on the way do what vLLM's do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare.adapters.vllm import activate, deactivate, sessions
-from graphshare.adapters.vllm.launches import Remembering, knowing_its_hash
+from graphshare.adapters.vllm.launches import Remembering, is_released
+from graphshare.adapters.vllm.signatures import released
+from graphshare.adapters.vllm.twins import knowing_its_hash
 
 counts = st.integers(0, 18)
 asked = st.tuples(counts, counts, st.sampled_from([None, 1, 4]), st.integers(0, 2))
@@ -107,12 +109,14 @@ def test_what_others_have_put_there_is_asked_each_time(vllm, when) -> None:
 def test_a_class_that_others_have_patched_is_asked_each_time(vllm, monkeypatch, keeps_name) -> None:
     runner = vllm.make()
     cls = next(each for each in type(runner.cudagraph_manager).__mro__ if "dispatch" in vars(each))
-    assert Remembering.is_for(runner.cudagraph_manager)
+    functions = released(vllm.version)
+    assert is_released(runner.cudagraph_manager, "dispatch", functions)
     patched = counting(cls.dispatch, [])
     if keeps_name:
         patched = functools.wraps(cls.dispatch)(patched)
     monkeypatch.setattr(cls, "dispatch", patched)
-    assert not Remembering.is_for(runner.cudagraph_manager)
+    assert not is_released(runner.cudagraph_manager, "dispatch", functions)
+    assert not released(vllm.version)
 
 
 def test_a_twin_is_its_own(vllm) -> None:

@@ -14,6 +14,7 @@ def test_the_small_vllm_has_the_attributes_of_the_wheel(vllm) -> None:
     instances = {
         "GPUModelRunner": runner,
         "CudaGraphManager": runner.cudagraph_manager,
+        "ModelCudaGraphManager": runner.cudagraph_manager,
         "BlockTables": runner.block_tables,
         "InputBuffers": runner.input_buffers,
         "FlashAttentionMetadataBuilder": runner.attn_groups[0][0].get_metadata_builder(0),

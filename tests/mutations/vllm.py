@@ -7,6 +7,7 @@ from tests.mutations.mutation import Mutation
 _TESTS = "tests/adapters/test_vllm.py"
 _FAULTS = "tests/adapters/test_vllm_faults.py"
 _LAUNCHES = "tests/adapters/test_vllm_launches.py"
+_DIRECT = "tests/adapters/test_vllm_direct_launches.py"
 _LEFT = "tests/adapters/test_vllm_left_alone.py"
 
 MUTATIONS = (
@@ -43,25 +44,98 @@ MUTATIONS = (
         (f"{_FAULTS}::test_metadata_is_looked_at_by_its_fields",),
     ),
     Mutation(
-        "vllm-answers-of-others-remembered",
-        "what others have put in place of a manager's dispatch is asked each time",
+        "vllm-methods-of-others-stood-in-for",
+        "what others have put in place of a manager's method is called each time",
         "adapters/vllm/launches.py",
-        '        if "dispatch" in vars(manager):\n            return False\n',
+        "    if name in vars(manager):\n        return False\n",
         "",
-        (f"{_LAUNCHES}::test_what_others_have_put_there_is_asked_each_time",),
+        (
+            f"{_LAUNCHES}::test_what_others_have_put_there_is_asked_each_time",
+            f"{_DIRECT}::test_a_launch_that_others_have_replaced_before_is_left_to_them",
+        ),
     ),
     Mutation(
-        "vllm-answers-of-a-patched-class-remembered",
-        "a class whose dispatch others have patched is asked each time",
+        "vllm-methods-of-other-classes-stood-in-for",
+        "a class of others is called each time",
         "adapters/vllm/launches.py",
-        "        return plain and method.__module__ == cls.__module__\n",
-        "        return True\n",
-        (f"{_LAUNCHES}::test_a_class_that_others_have_patched_is_asked_each_time",),
+        "    return all(any(each is one for one in released) for each in methods)\n",
+        "    return any(any(each is one for one in released) for each in methods)\n",
+        (f"{_DIRECT}::test_launches_of_a_class_of_others_are_left_to_it",),
+    ),
+    Mutation(
+        "vllm-sources-unlooked-at",
+        "functions that are not what was released are called each time",
+        "adapters/vllm/signatures.py",
+        "            if not plain or digest_of(inspect.getsource(function)) != wanted:\n",
+        "            if not plain:\n",
+        (f"{_DIRECT}::test_of_functions_that_are_not_as_released_none_is_stood_in_for",),
+    ),
+    Mutation(
+        "vllm-wrappers-taken-for-what-they-wrap",
+        "a class whose method others have wrapped is called each time",
+        "adapters/vllm/signatures.py",
+        "            if not plain or digest",
+        "            if digest",
+        (
+            f"{_LAUNCHES}::test_a_class_that_others_have_patched_is_asked_each_time",
+            f"{_DIRECT}::test_launches_of_a_class_that_others_have_patched_are_left_to_it",
+        ),
+    ),
+    Mutation(
+        "vllm-offloader-unwaited-for",
+        "a replay waits for weights that are on their way",
+        "adapters/vllm/launches.py",
+        "            if offloader is not idle:\n                offloader.sync_prev_onload()\n",
+        "",
+        (f"{_DIRECT}::test_an_offloader_is_waited_for_before_each_replay",),
+    ),
+    Mutation(
+        "vllm-offloader-taken-for-idle",
+        "an offloader that somebody made do something is called",
+        "adapters/vllm/serving.py",
+        ' if is_released(offloader, "sync_prev_onload", functions) else None\n',
+        "\n",
+        (
+            f"{_DIRECT}::test_an_idle_offloader_that_others_have_patched_is_asked",
+            f"{_DIRECT}::test_an_offloader_is_waited_for_before_each_replay",
+        ),
+    ),
+    Mutation(
+        "vllm-rows-of-the-launch-before",
+        "a launch returns as many rows as its graph has",
+        "adapters/vllm/launches.py",
+        "            if desc is not last or hidden is not whole:\n",
+        "            if hidden is not whole:\n",
+        (f"{_DIRECT}::test_what_is_returned_is_what_vllm_returns",),
+    ),
+    Mutation(
+        "vllm-rows-of-other-memory",
+        "a launch returns rows of the outputs that the manager has",
+        "adapters/vllm/launches.py",
+        "            if desc is not last or hidden is not whole:\n",
+        "            if desc is not last:\n",
+        (f"{_DIRECT}::test_other_hidden_states_are_returned_from_the_next_replay_on",),
+    ),
+    Mutation(
+        "vllm-one-output-of-several",
+        "a target that returns more than one tensor is left to vLLM",
+        "adapters/vllm/serving.py",
+        "                manager.hidden_states is None or manager.use_aux_hidden_state_outputs\n",
+        "                manager.hidden_states is None\n",
+        (f"{_DIRECT}::test_more_outputs_than_one_are_left_to_vllm",),
+    ),
+    Mutation(
+        "vllm-launches-outlive-the-hooks",
+        "a launch that was taken off is vLLM's, and keeps no memory",
+        "adapters/vllm/serving.py",
+        "                self._enders.append(launching.end)\n",
+        "",
+        (f"{_DIRECT}::test_hooks_that_were_taken_off_launch_as_vllm_does",),
     ),
     Mutation(
         "vllm-a-class-for-each-descriptor",
         "descriptors that know their hash have one class",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/twins.py",
         "@lru_cache(maxsize=16)\n",
         "",
         (f"{_FAULTS}::test_a_descriptor_that_is_equal_finds_its_graph_too",),
@@ -81,7 +155,7 @@ MUTATIONS = (
         "vllm-answers-outlive-the-hooks",
         "a hook that was taken off asks vLLM",
         "adapters/vllm/serving.py",
-        "            self._enders.append(remembering.forget)\n",
+        "                self._enders.append(remembering.forget)\n",
         "",
         (f"{_LAUNCHES}::test_hooks_that_were_taken_off_ask_vllm",),
     ),
@@ -198,7 +272,7 @@ MUTATIONS = (
     Mutation(
         "vllm-hash-for-others",
         "what is made of a descriptor hashes as vLLM's own",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/twins.py",
         '            "__new__": new,\n',
         "",
         (f"{_FAULTS}::test_what_is_made_of_a_descriptor_is_one_of_vllms_own",),
@@ -206,7 +280,7 @@ MUTATIONS = (
     Mutation(
         "vllm-launched-by-another-descriptor",
         "a manager picks the very keys of its graphs",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/twins.py",
         "                changed[id(descs)] = [twins.get(desc, desc) for desc in descs]\n",
         "                changed[id(descs)] = list(descs)\n",
         (f"{_FAULTS}::test_what_a_manager_dispatches_to_is_the_key_of_its_graph",),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import sys
 
+from graphshare.adapters.vllm import signatures
+from tests.vllm_standin import offloader
 from tests.vllm_standin.modules import make_modules
 from tests.vllm_standin.runner import Config
 
@@ -24,8 +27,22 @@ class Installed:
             monkeypatch.delitem(sys.modules, name)
         for name, made in make_modules(version).items():
             monkeypatch.setitem(sys.modules, name, made)
+        monkeypatch.setattr(offloader, "_instance", offloader.NoopOffloader())
+        self._take_sources_for_released()
         self._real = importlib.metadata.version
         self.pretend(version)
+
+    def _take_sources_for_released(self):
+        """Only vLLM's own functions are what was released; here, these are."""
+        known = signatures.expected()
+        own = {
+            name: signatures.digest_of(inspect.getsource(signatures.find(name)))
+            for name in known[self.version]["sources"]
+        }
+        of_version = {**known[self.version], "sources": own}
+        self._monkeypatch.setattr(
+            signatures, "expected", lambda: {**known, self.version: of_version}
+        )
 
     def pretend(self, version):
         """Let the package say that it is this version."""

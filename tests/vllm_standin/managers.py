@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphshare.capture import make_backend
+from tests.vllm_standin.offloader import get_offloader
 from tests.vllm_standin.parts import (
     AttentionState,
     AttentionStatePair,
@@ -45,6 +46,12 @@ def old_prepare_inputs_to_capture(
             attn_groups,
             kv_cache_config,
         )
+    )
+
+
+def _is_compatible(desc, num_reqs, uniform_token_count):
+    return desc.uniform_token_count in (None, uniform_token_count) and (
+        desc.num_reqs is None or desc.num_reqs >= num_reqs
     )
 
 
@@ -111,16 +118,18 @@ class Manager:
     def needs_capture(self):
         return bool(self._capture_descs)
 
+    def _resolve_effective_loras(self, num_active_loras):
+        return num_active_loras
+
     def _dispatch(self, num_reqs, num_tokens, uniform_token_count, num_active_loras=0):
         if self.descriptor is _OLD:
             descs = self._candidates[num_tokens : num_tokens + 1]
             descs = descs[0] if descs else ()
         else:
-            descs = self._candidates.get((num_tokens, num_active_loras), ())
+            loras = self._resolve_effective_loras(num_active_loras)
+            descs = self._candidates.get((num_tokens, loras), ())
         for desc in descs if self._graphs_captured else ():
-            if desc.uniform_token_count in (None, uniform_token_count) and (
-                desc.num_reqs is None or desc.num_reqs >= num_reqs
-            ):
+            if _is_compatible(desc, num_reqs, uniform_token_count):
                 return desc
         return self.descriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
 
@@ -142,6 +151,7 @@ class Manager:
     def run_fullgraph(self, desc):
         assert desc.cg_mode == CUDAGraphMode.FULL
         assert desc in self.graphs
+        get_offloader().sync_prev_onload()
         self.graphs[desc].replay()
 
 
@@ -215,6 +225,8 @@ def model_manager(version, base, world):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             self.hidden_states = None
+            self.aux_hidden_states = []
+            self.use_aux_hidden_state_outputs = False
 
         def _capture_model(self, model, inputs):
             input_buffers = inputs[1]
@@ -246,7 +258,10 @@ def model_manager(version, base, world):
 
         def run_fullgraph(self, desc):
             super().run_fullgraph(desc)
-            return self.hidden_states[: desc.num_tokens]
+            hidden = self.hidden_states[: desc.num_tokens]
+            if self.use_aux_hidden_state_outputs:
+                return hidden, [each[: desc.num_tokens] for each in self.aux_hidden_states]
+            return hidden
 
     if version in ("0.20.2", "0.21.0"):
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from tests.vllm_standin import managers, parts, runner, speculators
+from tests.vllm_standin import managers, offloader, parts, runner, speculators
 
 GPU = "vllm.v1.worker.gpu"
 
@@ -47,6 +47,13 @@ def make_modules(version):
         AttentionState=parts.AttentionState,
         AttentionStatePair=parts.AttentionStatePair,
         CapturedAttentionState=parts.CapturedAttentionState,
+        _is_compatible=managers._is_compatible,
+        get_offloader=offloader.get_offloader,
+    )
+    module(
+        "vllm.model_executor.offloader.base",
+        BaseOffloader=offloader.BaseOffloader,
+        get_offloader=offloader.get_offloader,
     )
     utils.ModelCudaGraphManager = managers.model_manager(version, base, utils)
     spec = f"{GPU}.spec_decode"

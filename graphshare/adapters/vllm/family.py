@@ -62,6 +62,10 @@ class Family:
         """Return vLLM's ``prepare_inputs_to_capture``."""
         return _named(self.managers_module, "prepare_inputs_to_capture")
 
+    def offloader(self) -> Callable[[], Any]:
+        """Return what the managers ask for the offloader of weights."""
+        return _named(self.managers_module, "get_offloader")
+
     def patch_loops(self, loops: CaptureLoops, target_manager: Any, patches: Patches) -> None:
         """Take part in the capture loops until the patches are undone.
 

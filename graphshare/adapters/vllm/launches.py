@@ -1,15 +1,11 @@
-"""What stands for captured graphs, their descriptors and their choice, where vLLM launches them."""
+"""What stands for captured graphs, their choice and their launch, where vLLM launches them."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
-from operator import index
+from collections.abc import Callable, Collection
 from typing import Any
 
-__all__ = ["Remembering", "Replay", "Twins", "knowing_its_hash"]
+__all__ = ["Launching", "Remembering", "Replay", "is_released"]
 
 
 class Replay:
@@ -21,6 +17,21 @@ class Replay:
         self.replay = replay
 
 
+def is_released(manager: Any, name: str, released: Collection[Callable[..., Any]]) -> bool:
+    """Whether a manager's method is vLLM's own, so that what it does is known.
+
+    Args:
+        manager: One of vLLM's.
+        name: Of the method.
+        released: The functions that are as they were released.
+    """
+    if name in vars(manager):
+        return False
+    # All of them: each may call that of the class before.
+    methods = [vars(each)[name] for each in type(manager).__mro__ if name in vars(each)]
+    return all(any(each is one for one in released) for each in methods)
+
+
 class Remembering:
     """A manager's ``dispatch`` that answers at once what it was asked the time before.
 
@@ -29,7 +40,7 @@ class Remembering:
     ``cudagraph_utils.py`` 141 to 287 and 368).
 
     Args:
-        dispatch: vLLM's own, see :meth:`is_for`: somebody else's may hang on other things.
+        dispatch: vLLM's own, see :func:`is_released`: somebody else's may hang on other things.
 
     Attributes:
         dispatch: Takes and returns what vLLM's does.
@@ -61,108 +72,56 @@ class Remembering:
         self.forget: Callable[[], None] = forget
         """From now on, ask each time."""
 
-    @staticmethod
-    def is_for(manager: Any) -> bool:
-        """Whether a manager's ``dispatch`` is that of its class, as the class was written."""
-        if "dispatch" in vars(manager):
-            return False
-        cls = next(each for each in type(manager).__mro__ if "dispatch" in vars(each))
-        method = vars(cls)["dispatch"]
-        plain = isinstance(method, types.FunctionType) and not hasattr(method, "__wrapped__")
-        return plain and method.__module__ == cls.__module__
 
+class Launching:
+    """A manager's ``run_fullgraph`` with less on the way to the graph.
 
-class Twins:
-    """Descriptors that know their hash, one for each of vLLM's; see :func:`knowing_its_hash`."""
-
-    __slots__ = ("_made",)
-
-    def __init__(self) -> None:
-        self._made: dict[Any, Any] = {}
-
-    def of(self, desc: Any) -> Any:
-        """Return the one that equals ``desc``, always the same."""
-        twin = self._made.get(desc)
-        if twin is None:
-            twin = self._made[desc] = knowing_its_hash(desc)
-        return twin
-
-    def among(self, candidates: Any, captured: Iterable[Any]) -> Any:
-        """Return what a manager's ``dispatch`` picks from, with the twins of what was captured.
-
-        Args:
-            candidates: vLLM's table: lists of descriptors, by number of tokens or, from 0.25.1
-                on, by that and a number of adapters.
-            captured: The descriptors of its full graphs; all else stays.
-
-        Returns:
-            ``None`` for a table of another kind.
-        """
-        twins = {desc: self.of(desc) for desc in captured}
-        changed: dict[int, list[Any]] = {}  # many places hold one list
-
-        def within(descs: list[Any]) -> list[Any]:
-            if id(descs) not in changed:
-                changed[id(descs)] = [twins.get(desc, desc) for desc in descs]
-            return changed[id(descs)]
-
-        try:
-            if type(candidates) is dict:
-                return {place: within(descs) for place, descs in candidates.items()}
-            if type(candidates) is list:
-                return [within(descs) for descs in candidates]
-        except TypeError:  # they are no lists of descriptors
-            pass
-        return None
-
-
-def knowing_its_hash(desc: Any) -> Any:
-    """Return a descriptor that equals this one, and is hashed without running Python.
-
-    vLLM looks twice for a graph at each launch, and its descriptors are frozen dataclasses, which
-    hash all of their fields in Python each time: 3 us with cold caches.
+    vLLM's looks for the graph twice, asks whether it is one of a whole model, calls an offloader
+    that has nothing to do, and of the target's outputs makes a view anew each time (0.25.1,
+    ``cudagraph_utils.py`` 399 to 412 and 578 to 591). What it finds unusual is left to it.
 
     Args:
-        desc: vLLM's ``BatchExecutionDescriptor``.
+        manager: vLLM's, whose ``run_fullgraph`` is its own, see :func:`is_released`.
+        get_offloader: vLLM's.
+        idle: An offloader that does nothing before a replay, if the one at hand is such a one.
+        returns: Whether it returns the rows of ``hidden_states`` that the graph has.
+
+    Attributes:
+        run_fullgraph: Takes, does and returns what vLLM's does.
     """
-    if "__hash__" in getattr(type(desc), "__slots__", ()):
-        return desc
-    twin = object.__new__(_twins_of(type(desc)))
-    for name in _names_of(type(desc)):
-        object.__setattr__(twin, name, getattr(desc, name))  # it is frozen
-    # The number itself, since an int's own hash is another one beyond 61 bits.
-    object.__setattr__(twin, "__hash__", partial(index, hash(desc)))
-    return twin
 
+    __slots__ = ("end", "run_fullgraph")
 
-def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    def __init__(
+        self, manager: Any, get_offloader: Callable[[], Any], idle: Any, *, returns: bool
+    ) -> None:
+        own = manager.run_fullgraph
+        on = True
+        last: Any = None
+        whole: Any = None
+        rows: Any = None
 
+        def run_fullgraph(desc: Any) -> Any:
+            nonlocal last, rows, whole
+            graph = manager.graphs.get(desc) if on else None
+            if graph is None:
+                return own(desc)
+            offloader = get_offloader()
+            if offloader is not idle:
+                offloader.sync_prev_onload()
+            graph.replay()
+            if not returns:
+                return None
+            hidden = manager.hidden_states
+            if desc is not last or hidden is not whole:
+                last, whole, rows = desc, hidden, hidden[: desc.num_tokens]
+            return rows
 
-# One class for all of a kind: the interpreter reads attributes of several classes by turns slowly.
-@lru_cache(maxsize=16)
-def _twins_of(kind: type) -> type:
-    names = _names_of(kind)
+        def end() -> None:
+            nonlocal last, on, rows, whole
+            last = rows = whole = None
+            on = False
 
-    def equals(self: Any, other: object) -> bool:
-        if not isinstance(other, kind):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in names)
-
-    def new(_: type, *args: Any, **kwargs: Any) -> Any:
-        # Whatever is made of one, such as by `dataclasses.replace`, is one of vLLM's own.
-        return kind(*args, **kwargs)
-
-    return type(
-        kind.__name__,
-        (kind,),
-        {
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-            # Each has a hash of its own in a slot, where `hash` finds something to call.
-            "__slots__": ("__hash__",),
-            "__eq__": equals,
-            "__new__": new,
-            "__reduce__": lambda self: (kind, tuple(getattr(self, name) for name in names)),
-        },
-    )
+        self.run_fullgraph = run_fullgraph
+        self.end: Callable[[], None] = end
+        """From now on, do what vLLM does."""

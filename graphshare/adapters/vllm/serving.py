@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import Remembering, Replay, Twins
+from graphshare.adapters.vllm.launches import Launching, Remembering, Replay, is_released
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
+from graphshare.adapters.vllm.signatures import released
+from graphshare.adapters.vllm.twins import Twins
 from graphshare.lease import Lease
 from graphshare.pool import GraphPool
 from graphshare.sharing import SharedStates
@@ -109,8 +111,7 @@ class Serving:
         for manager, pool, replaying in managers:
             if len(pool):
                 self._stand_in(patches, manager, pool, replaying)
-        self._remember(patches, runner.cudagraph_manager)
-        self._remember(patches, speculator.decode_cudagraph_manager)
+        self._shorten(patches)
         self._follow_steps(patches)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
@@ -145,11 +146,31 @@ class Serving:
         }
         patches.set(manager, "graphs", graphs)
 
-    def _remember(self, patches: Patches, manager: Any) -> None:
-        if manager is not None and manager.graphs and Remembering.is_for(manager):
-            remembering = Remembering(manager.dispatch)
-            self._enders.append(remembering.forget)
-            patches.set(manager, "dispatch", remembering.dispatch)
+    def _shorten(self, patches: Patches) -> None:
+        """Choose and launch with less on the way, where vLLM's own functions are what they were."""
+        functions = released(self._family.version)
+        if not functions:
+            return
+        target, speculator = self._runner.cudagraph_manager, self._runner.speculator
+        prefill, decode = speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager
+        for manager in (target, decode):
+            if _captured(manager) and is_released(manager, "dispatch", functions):
+                remembering = Remembering(manager.dispatch)
+                self._enders.append(remembering.forget)
+                patches.set(manager, "dispatch", remembering.dispatch)
+        get_offloader = self._family.offloader()
+        offloader = get_offloader()
+        idle = offloader if is_released(offloader, "sync_prev_onload", functions) else None
+        for manager in (target, prefill, decode):
+            returns = manager is target
+            # An EAGLE-3 head gets more of the target than one tensor.
+            more = returns and (
+                manager.hidden_states is None or manager.use_aux_hidden_state_outputs
+            )
+            if _captured(manager) and not more and is_released(manager, "run_fullgraph", functions):
+                launching = Launching(manager, get_offloader, idle, returns=returns)
+                self._enders.append(launching.end)
+                patches.set(manager, "run_fullgraph", launching.run_fullgraph)
 
     @staticmethod
     def _plain(_: Any, bound: Any) -> Any:
@@ -341,6 +362,10 @@ class Serving:
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)
+
+
+def _captured(manager: Any) -> bool:
+    return manager is not None and bool(manager.graphs)
 
 
 def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: int) -> Any:

@@ -6,23 +6,30 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+import types
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["expected", "find", "first_difference", "parameters_of"]
+__all__ = ["digest_of", "expected", "find", "first_difference", "parameters_of", "released"]
 
 _FILE = Path(__file__).with_name("signatures.json")
 
 
 @lru_cache(maxsize=1)
-def expected() -> Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]:
-    """Return what was extracted: by version, kind (``functions``, ``fields``) and name."""
+def expected() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return what was extracted: by version, kind and name.
+
+    Kinds are ``functions`` (parameters), ``fields``, ``attributes`` (names), ``sources`` (digests).
+    """
     return json.loads(_FILE.read_text("utf-8"))
 
 
@@ -53,6 +60,38 @@ def parameters_of(function: Any) -> list[str]:
         + ("" if each.default is inspect.Parameter.empty else "=")
         for each in inspect.signature(function).parameters.values()
     ]
+
+
+def released(version: str) -> frozenset[Callable[..., Any]]:
+    """Return the functions of vLLM whose work the adapter may do in their place.
+
+    None if one of them is not what was released: what it does then is not known.
+
+    Args:
+        version: Of vLLM, one that was extracted.
+    """
+    found: list[Callable[..., Any]] = []
+    for name, wanted in expected()[version]["sources"].items():
+        try:
+            function = find(name)
+            # A wrapper shows the source of what it wraps.
+            plain = isinstance(function, types.FunctionType) and not hasattr(
+                function, "__wrapped__"
+            )
+            if not plain or digest_of(inspect.getsource(function)) != wanted:
+                return frozenset()
+        except (ImportError, AttributeError, OSError, TypeError, SyntaxError):
+            return frozenset()
+        found.append(function)
+    return frozenset(found)
+
+
+def digest_of(source: str) -> str:
+    """Return a digest of the function that a source begins with, wherever it is indented."""
+    source = textwrap.dedent(source)
+    (function, *_) = ast.parse(source).body
+    lines = source.splitlines()[: function.end_lineno]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _fields_of(kind: Any) -> list[str]:

@@ -1,0 +1,333 @@
+"""A manager that goes to the graph with less on the way does what vLLM's does."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphshare.adapters.vllm import activate, deactivate, sessions, signatures, statistics
+from graphshare.adapters.vllm.launches import Launching
+from graphshare.errors import StaleStateError
+from tests.vllm_standin import offloader
+from tests.vllm_standin.engine import requests, serve
+
+
+def managers_of(runner):
+    speculator = runner.speculator
+    return {
+        "target": runner.cudagraph_manager,
+        "prefill": speculator.prefill_cudagraph_manager,
+        "decode": speculator.decode_cudagraph_manager,
+    }
+
+
+def launched_directly(runner):
+    return {name for name, each in managers_of(runner).items() if "run_fullgraph" in vars(each)}
+
+
+class Graph:
+    """One that says when it is replayed."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def replay(self):
+        self._log.append("replay")
+
+
+class Offloader(offloader.BaseOffloader):
+    def __init__(self, log):
+        self._log = log
+
+    def sync_prev_onload(self):
+        self._log.append("sync")
+
+
+def with_graphs(manager, log):
+    """Have each graph say when it is replayed."""
+    manager.graphs = {desc: Graph(log) for desc in manager.graphs}
+    return list(manager.graphs)
+
+
+def test_all_managers_are_launched_directly(vllm) -> None:
+    activate()
+    assert launched_directly(vllm.start()) == {"target", "prefill", "decode"}
+
+
+def test_what_is_returned_is_what_vllm_returns(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    manager = runner.cudagraph_manager
+    descs = with_graphs(manager, [])
+    own = type(manager).run_fullgraph
+
+    @given(st.lists(st.sampled_from(descs), min_size=1, max_size=12))
+    def alike(order) -> None:
+        for desc in order:
+            got, wanted = manager.run_fullgraph(desc), own(manager, desc)
+            assert got.shape == wanted.shape
+            assert got.data_ptr() == wanted.data_ptr()
+        for draft in (each for name, each in managers_of(runner).items() if name != "target"):
+            assert draft.run_fullgraph(next(iter(draft.graphs))) is None
+
+    with_graphs(runner.speculator.prefill_cudagraph_manager, [])
+    with_graphs(runner.speculator.decode_cudagraph_manager, [])
+    alike()
+
+
+@pytest.mark.parametrize("name", ["target", "prefill", "decode"])
+def test_it_is_the_graph_in_vllms_table_that_is_replayed(vllm, name) -> None:
+    """Whoever files another one there has it replayed."""
+    activate()
+    manager = managers_of(vllm.start())[name]
+    log = []
+    for desc in with_graphs(manager, log):
+        manager.run_fullgraph(desc)
+        manager.graphs[desc] = Graph(other := [])
+        manager.run_fullgraph(desc)
+        assert other == ["replay"]
+    assert set(log) == {"replay"}
+
+
+@pytest.mark.parametrize("name", ["target", "prefill", "decode"])
+def test_what_is_not_captured_is_refused_by_vllm(vllm, name) -> None:
+    activate()
+    manager = managers_of(vllm.start())[name]
+    kind = type(next(iter(manager._capture_descs.values()))[0])
+    full = next(iter(manager.graphs)).cg_mode
+    with pytest.raises(AssertionError):
+        manager.run_fullgraph(kind(cg_mode=full, num_tokens=9999, num_reqs=1))
+
+
+@pytest.mark.parametrize("when", ["before the capture", "after it"])
+@pytest.mark.parametrize("name", ["target", "prefill", "decode"])
+def test_an_offloader_is_waited_for_before_each_replay(vllm, name, when) -> None:
+    activate()
+    log = []
+    if when == "before the capture":
+        offloader.set_offloader(Offloader(log))
+    manager = managers_of(vllm.start())[name]
+    if when == "after it":
+        offloader.set_offloader(Offloader(log))
+    desc, *_ = with_graphs(manager, log)
+    log.clear()
+    manager.run_fullgraph(desc)
+    manager.run_fullgraph(desc)
+    assert log == ["sync", "replay"] * 2
+
+
+@pytest.mark.parametrize("patched", ["the object", "the class"])
+def test_an_idle_offloader_that_others_have_patched_is_asked(vllm, monkeypatch, patched) -> None:
+    activate()
+    log = []
+    if patched == "the object":
+        offloader.get_offloader().sync_prev_onload = lambda: log.append("sync")
+    else:
+        monkeypatch.setattr(
+            offloader.NoopOffloader, "sync_prev_onload", lambda self: log.append("sync")
+        )
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, log)
+    log.clear()
+    manager.run_fullgraph(desc)
+    assert log == ["sync", "replay"]
+
+
+def test_other_hidden_states_are_returned_from_the_next_replay_on(vllm) -> None:
+    activate()
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, [])
+    manager.run_fullgraph(desc)
+    manager.hidden_states = torch.full_like(manager.hidden_states, 5)
+    assert manager.run_fullgraph(desc).unique().tolist() == [5]
+
+
+def test_hooks_that_were_taken_off_launch_as_vllm_does(vllm) -> None:
+    """Whoever has wrapped one goes on calling it; it keeps no memory."""
+    activate()
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, log := [])
+    kept = manager.run_fullgraph
+    kept(desc)
+    deactivate()
+    assert "run_fullgraph" not in vars(manager)
+    log.clear()
+    manager.graphs = {desc: Graph(log)}
+    offloader.set_offloader(Offloader(log))
+    assert kept(desc).data_ptr() == manager.hidden_states.data_ptr()
+    assert log == ["sync", "replay"]
+    gone = weakref.ref(manager.hidden_states)
+    manager.hidden_states = None
+    gc.collect()
+    assert gone() is None
+
+
+def test_hooks_that_are_off_keep_no_memory() -> None:
+    class Manager:
+        graphs = {4: Graph([])}
+        run_fullgraph = staticmethod(lambda desc: None)
+
+    class Desc(int):
+        num_tokens = 4
+
+    manager = Manager()
+    manager.hidden_states = torch.zeros(8)
+    seen = weakref.ref(manager.hidden_states)
+    launching = Launching(manager, offloader.get_offloader, None, returns=True)
+    assert launching.run_fullgraph(Desc(4)).shape == (4,)
+    launching.end()
+    del manager.hidden_states
+    assert seen() is None
+
+
+def counting(inner, calls):
+    def run_fullgraph(*args):
+        calls.append(args)
+        return inner(*args)
+
+    return run_fullgraph
+
+
+def test_a_launch_that_others_have_replaced_before_is_left_to_them(vllm) -> None:
+    activate()
+    runner, calls = vllm.make(), []
+    for each in managers_of(runner).values():
+        each.run_fullgraph = counting(each.run_fullgraph, calls)
+    vllm.warm_up(runner)
+    serve(runner, requests(seed=1, count=2))
+    assert statistics().builds_avoided > 0
+    assert len(calls) >= 3 * statistics().builds_avoided
+    deactivate()
+    assert launched_directly(runner) == {"target", "prefill", "decode"}
+
+
+def test_a_launch_that_others_wrap_afterwards_stays_theirs(vllm) -> None:
+    activate()
+    runner, calls = vllm.start(), []
+    for each in managers_of(runner).values():
+        each.run_fullgraph = counting(each.run_fullgraph, calls)
+    tokens, drafts = serve(runner, requests(seed=1))
+    assert calls
+    calls.clear()
+    deactivate()
+    assert serve(runner, requests(seed=1)) == (tokens, drafts)
+    assert calls
+
+
+@pytest.mark.parametrize("keeps_name", [False, True])
+def test_launches_of_a_class_that_others_have_patched_are_left_to_it(
+    vllm, monkeypatch, keeps_name
+) -> None:
+    activate()
+    runner, calls = vllm.make(), []
+    cls = next(
+        each
+        for each in type(runner.speculator.decode_cudagraph_manager).__mro__
+        if "run_fullgraph" in vars(each)
+    )
+    own = cls.run_fullgraph
+
+    def patched(self, desc):
+        calls.append(desc)
+        return own(self, desc)
+
+    if keeps_name:
+        patched = functools.wraps(own)(patched)
+    monkeypatch.setattr(cls, "run_fullgraph", patched)
+    vllm.warm_up(runner)
+    serve(runner, requests(seed=1, count=2))
+    assert calls
+    assert launched_directly(runner) == set()
+    assert statistics().builds_avoided > 0
+
+
+def test_launches_of_a_class_of_others_are_left_to_it(vllm) -> None:
+    """Also where it calls vLLM's own."""
+    activate()
+    runner, calls = vllm.make(), []
+    manager = runner.cudagraph_manager
+
+    class Others(type(manager)):
+        def run_fullgraph(self, desc):
+            calls.append(desc)
+            return super().run_fullgraph(desc)
+
+    manager.__class__ = Others
+    vllm.warm_up(runner)
+    assert launched_directly(runner) == {"prefill", "decode"}
+    serve(runner, requests(seed=1, count=2))
+    assert len(calls) >= statistics().builds_avoided > 0
+
+
+def test_more_outputs_than_one_are_left_to_vllm(vllm) -> None:
+    """The target's that an EAGLE-3 head reads."""
+    activate()
+    runner = vllm.make()
+    runner.cudagraph_manager.use_aux_hidden_state_outputs = True
+    vllm.warm_up(runner)
+    assert launched_directly(runner) == {"prefill", "decode"}
+
+
+def test_of_functions_that_are_not_as_released_none_is_stood_in_for(vllm, monkeypatch) -> None:
+    known = signatures.expected()
+    assert signatures.released(vllm.version)
+    tokens = {}
+    for changed in (None, *known[vllm.version]["sources"]):
+        of_version = dict(known[vllm.version])
+        if changed is not None:
+            of_version["sources"] = {**of_version["sources"], changed: "0" * 64}
+        monkeypatch.setattr(
+            signatures, "expected", lambda of=of_version: {**known, vllm.version: of}
+        )
+        activate()
+        runner = vllm.start()
+        tokens[changed] = serve(runner, requests(seed=2, count=3))
+        assert statistics().builds_avoided > 0
+        assert launched_directly(runner) == (set() if changed else {"target", "prefill", "decode"})
+        assert ("dispatch" in vars(runner.cudagraph_manager)) == (changed is None)
+        deactivate()
+    assert all(each == tokens[None] for each in tokens.values())
+
+
+@pytest.mark.parametrize("missing", ["no such function", "no source"])
+def test_a_function_that_cannot_be_read_is_not_as_released(vllm, monkeypatch, missing) -> None:
+    known = signatures.expected()
+    name = "vllm.v1.worker.gpu.cudagraph_utils:_is_compatible"
+    module = signatures.find(name.partition(":")[0] + ":__dict__")
+    if missing == "no source":
+        made = {}
+        exec("def _is_compatible(*args): return True", made)
+        monkeypatch.setitem(module, "_is_compatible", made["_is_compatible"])
+    else:
+        monkeypatch.delitem(module, "_is_compatible")
+    assert name in known[vllm.version]["sources"]
+    assert signatures.released(vllm.version) == frozenset()
+
+
+def test_a_stale_replay_is_refused_through_it(vllm) -> None:
+    activate()
+    runner = vllm.start()
+    serve(runner, requests(seed=3, count=2))
+    session = sessions()[-1]
+    session.target.invalidate()
+    for name in ("target", "prefill"):
+        manager = managers_of(runner)[name]
+        with pytest.raises(StaleStateError):
+            manager.run_fullgraph(next(iter(manager.graphs)))
+
+
+@pytest.mark.parametrize("indent", ["", "    ", "        "])
+def test_a_digest_is_of_the_function_and_not_of_its_place(indent) -> None:
+    lines = ["def run(self):", '    """Say.', "", '    It."""', "    # why", "    return self"]
+    source = "\n".join(indent + line if line else line for line in lines)
+    alone = signatures.digest_of("\n".join(lines))
+    assert signatures.digest_of(source) == alone
+    assert signatures.digest_of(f"{source}\n\n{indent}# of what follows\n") == alone
+    assert signatures.digest_of(source.replace("# why", "# how")) != alone
+    assert signatures.digest_of(source.replace("self", "this")) != alone

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import linecache
+import sys
 import weakref
 
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare.adapters.vllm import activate, deactivate, sessions, signatures, statistics
-from graphshare.adapters.vllm.launches import Launching
+from graphshare.adapters.vllm.launches import Launching, is_released
 from graphshare.errors import StaleStateError
 from tests.vllm_standin import offloader
 from tests.vllm_standin.engine import requests, serve
+from tests.vllm_standin.installed import module
 
 
 def managers_of(runner):
@@ -139,6 +142,49 @@ def test_an_idle_offloader_that_others_have_patched_is_asked(vllm, monkeypatch, 
     assert log == ["sync", "replay"]
 
 
+class HandingOn:
+    """What others put around an offloader."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+class WithoutDict:
+    __slots__ = ("_log", "sync_prev_onload")
+
+    def __init__(self, log):
+        self.sync_prev_onload = lambda: log.append("sync")
+
+
+@pytest.mark.parametrize("made", [lambda log: HandingOn(Offloader(log)), WithoutDict])
+def test_an_offloader_of_another_kind_is_asked(vllm, made) -> None:
+    activate()
+    offloader.set_offloader(made(log := []))
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, log)
+    log.clear()
+    manager.run_fullgraph(desc)
+    assert log == ["sync", "replay"]
+
+
+def test_nothing_is_released_of_what_has_no_such_method() -> None:
+    assert not is_released(HandingOn(Offloader([])), "sync_prev_onload", [])
+
+
+def test_who_is_asked_for_the_offloader_may_be_replaced_at_any_time(vllm, monkeypatch) -> None:
+    activate()
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, log := [])
+    manager.run_fullgraph(desc)
+    monkeypatch.setattr(module("gpu.cudagraph_utils"), "get_offloader", lambda: Offloader(log))
+    log.clear()
+    manager.run_fullgraph(desc)
+    assert log == ["sync", "replay"]
+
+
 def test_other_hidden_states_are_returned_from_the_next_replay_on(vllm) -> None:
     activate()
     manager = vllm.start().cudagraph_manager
@@ -179,11 +225,61 @@ def test_hooks_that_are_off_keep_no_memory() -> None:
     manager = Manager()
     manager.hidden_states = torch.zeros(8)
     seen = weakref.ref(manager.hidden_states)
-    launching = Launching(manager, offloader.get_offloader, None, returns=True)
+    launching = Launching(manager, offloader, None, returns=True)
     assert launching.run_fullgraph(Desc(4)).shape == (4,)
     launching.end()
     del manager.hidden_states
     assert seen() is None
+
+
+def test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same() -> None:
+    """By another thread, between any two lines of it; no memory is kept then."""
+
+    class Manager:
+        graphs = {4: Graph([])}
+
+        def __init__(self):
+            self.hidden_states = torch.zeros(8)
+
+        def run_fullgraph(self, desc):
+            return self.hidden_states[:4]
+
+    class Desc(int):
+        num_tokens = 4
+
+    def launched(ended_at, *, again):
+        """Return the rows' shape, whether the memory is gone, and the number of lines."""
+        manager, desc, seen = Manager(), Desc(4), 0
+        launching = Launching(manager, offloader, None, returns=True)
+        if again:
+            launching.run_fullgraph(desc)
+
+        def traced(frame, event, _):
+            nonlocal seen
+            if frame.f_code is not launching.run_fullgraph.__code__:
+                return None
+            if event == "line":
+                if seen == ended_at:
+                    launching.end()
+                seen += 1
+            return traced
+
+        before = sys.gettrace()
+        sys.settrace(traced)
+        try:
+            shape = launching.run_fullgraph(desc).shape
+        finally:
+            sys.settrace(before)
+        whole = weakref.ref(manager.hidden_states)
+        del manager.hidden_states
+        return shape, whole() is None, seen
+
+    for again in (False, True):
+        shape, gone, steps = launched(-1, again=again)
+        assert (shape, gone, steps > 5) == ((4,), False, True)
+        for at in range(steps):
+            shape, gone, _ = launched(at, again=again)
+            assert (shape, gone) == ((4,), True), (again, at)
 
 
 def counting(inner, calls):
@@ -308,6 +404,34 @@ def test_a_function_that_cannot_be_read_is_not_as_released(vllm, monkeypatch, mi
         monkeypatch.delitem(module, "_is_compatible")
     assert name in known[vllm.version]["sources"]
     assert signatures.released(vllm.version) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "",
+        "\n",
+        "# of it\n",
+        "def run(self,\n",
+        'def run(self):\n    """Say\n',
+        "    \0\n",
+        "    )\n",
+    ],
+)
+def test_a_function_whose_file_was_replaced_is_not_as_released(
+    vllm, monkeypatch, tmp_path, then
+) -> None:
+    """An installation that is upgraded under a running process."""
+    file, made = tmp_path / "upgraded.py", {}
+    source = "\n\n\ndef _is_compatible(*args):\n    return True\n"
+    exec(compile(source, str(file), "exec"), made)
+    monkeypatch.setitem(
+        vars(module("gpu.cudagraph_utils")), "_is_compatible", made["_is_compatible"]
+    )
+    for before in ("\n" * 3, "# of another\n" * 3):
+        file.write_text(before + then)
+        linecache.clearcache()
+        assert signatures.released(vllm.version) == frozenset()
 
 
 def test_a_stale_replay_is_refused_through_it(vllm) -> None:

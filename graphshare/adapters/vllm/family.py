@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from graphshare.adapters.vllm.loops import CaptureLoops, LentStates
@@ -62,9 +63,9 @@ class Family:
         """Return vLLM's ``prepare_inputs_to_capture``."""
         return _named(self.managers_module, "prepare_inputs_to_capture")
 
-    def offloader(self) -> Callable[[], Any]:
-        """Return what the managers ask for the offloader of weights."""
-        return _named(self.managers_module, "get_offloader")
+    def managers(self) -> ModuleType:
+        """Return the module where the graph managers' base class lies."""
+        return importlib.import_module(self.managers_module)
 
     def patch_loops(self, loops: CaptureLoops, target_manager: Any, patches: Patches) -> None:
         """Take part in the capture loops until the patches are undone.
@@ -74,7 +75,7 @@ class Family:
             target_manager: The runner's graph manager.
             patches: Where to note what is replaced.
         """
-        managers = importlib.import_module(self.managers_module)
+        managers = self.managers()
         drafts = importlib.import_module(self.draft_managers_module)
         original = managers.CudaGraphManager.capture
 

@@ -25,11 +25,12 @@ def is_released(manager: Any, name: str, released: Collection[Callable[..., Any]
         name: Of the method.
         released: The functions that are as they were released.
     """
-    if name in vars(manager):
+    if not hasattr(manager, "__dict__") or name in vars(manager):
         return False
     # All of them: each may call that of the class before.
     methods = [vars(each)[name] for each in type(manager).__mro__ if name in vars(each)]
-    return all(any(each is one for one in released) for each in methods)
+    # None: something that hands on what it is asked for.
+    return bool(methods) and all(any(each is one for one in released) for each in methods)
 
 
 class Remembering:
@@ -82,7 +83,7 @@ class Launching:
 
     Args:
         manager: vLLM's, whose ``run_fullgraph`` is its own, see :func:`is_released`.
-        get_offloader: vLLM's.
+        module: Where the managers lie. They ask its ``get_offloader`` each time.
         idle: An offloader that does nothing before a replay, if the one at hand is such a one.
         returns: Whether it returns the rows of ``hidden_states`` that the graph has.
 
@@ -92,35 +93,37 @@ class Launching:
 
     __slots__ = ("end", "run_fullgraph")
 
-    def __init__(
-        self, manager: Any, get_offloader: Callable[[], Any], idle: Any, *, returns: bool
-    ) -> None:
+    def __init__(self, manager: Any, module: Any, idle: Any, *, returns: bool) -> None:
         own = manager.run_fullgraph
         on = True
-        last: Any = None
-        whole: Any = None
-        rows: Any = None
+        last: tuple[Any, Any, Any] | None = None
 
         def run_fullgraph(desc: Any) -> Any:
-            nonlocal last, rows, whole
+            nonlocal last
             graph = manager.graphs.get(desc) if on else None
             if graph is None:
                 return own(desc)
-            offloader = get_offloader()
+            offloader = module.get_offloader()
             if offloader is not idle:
                 offloader.sync_prev_onload()
             graph.replay()
             if not returns:
                 return None
             hidden = manager.hidden_states
-            if desc is not last or hidden is not whole:
-                last, whole, rows = desc, hidden, hidden[: desc.num_tokens]
+            known = last  # once: another thread may end it
+            if known is not None:
+                launched, whole, rows = known
+                if desc is launched and hidden is whole:
+                    return rows
+            rows = hidden[: desc.num_tokens]
+            last = desc, hidden, rows
+            if not on:  # ended meanwhile
+                last = None
             return rows
 
         def end() -> None:
-            nonlocal last, on, rows, whole
-            last = rows = whole = None
-            on = False
+            nonlocal last, on
+            on, last = False, None
 
         self.run_fullgraph = run_fullgraph
         self.end: Callable[[], None] = end

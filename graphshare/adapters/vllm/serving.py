@@ -158,8 +158,8 @@ class Serving:
                 remembering = Remembering(manager.dispatch)
                 self._enders.append(remembering.forget)
                 patches.set(manager, "dispatch", remembering.dispatch)
-        get_offloader = self._family.offloader()
-        offloader = get_offloader()
+        module = self._family.managers()
+        offloader = module.get_offloader()
         idle = offloader if is_released(offloader, "sync_prev_onload", functions) else None
         for manager in (target, prefill, decode):
             returns = manager is target
@@ -168,7 +168,7 @@ class Serving:
                 manager.hidden_states is None or manager.use_aux_hidden_state_outputs
             )
             if _captured(manager) and not more and is_released(manager, "run_fullgraph", functions):
-                launching = Launching(manager, get_offloader, idle, returns=returns)
+                launching = Launching(manager, module, idle, returns=returns)
                 self._enders.append(launching.end)
                 patches.set(manager, "run_fullgraph", launching.run_fullgraph)
 

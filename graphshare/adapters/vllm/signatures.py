@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import textwrap
+import tokenize
 import types
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["digest_of", "expected", "find", "first_difference", "parameters_of", "released"]
+
+# No source, or another one by now: the file was replaced under the running process.
+_UNREADABLE = (OSError, TypeError, ValueError, SyntaxError, tokenize.TokenError)
 
 _FILE = Path(__file__).with_name("signatures.json")
 
@@ -80,7 +84,7 @@ def released(version: str) -> frozenset[Callable[..., Any]]:
             )
             if not plain or digest_of(inspect.getsource(function)) != wanted:
                 return frozenset()
-        except (ImportError, AttributeError, OSError, TypeError, SyntaxError):
+        except (ImportError, AttributeError, *_UNREADABLE):
             return frozenset()
         found.append(function)
     return frozenset(found)

@@ -21,7 +21,6 @@ OUT = Path(__file__).parents[1] / "graphshare/adapters/vllm/signatures.json"
 
 GPU = "vllm.v1.worker.gpu"
 UTILS = f"{GPU}.cudagraph_utils"
-OFFLOADER = "vllm.model_executor.offloader.base"
 EAGLE = f"{GPU}.spec_decode.eagle.speculator"
 AUTOREGRESSIVE = f"{GPU}.spec_decode.autoregressive"
 
@@ -56,8 +55,6 @@ SOURCES = [
     f"{UTILS}:CudaGraphManager.run_fullgraph",
     f"{UTILS}:ModelCudaGraphManager.run_fullgraph",
     f"{UTILS}:_is_compatible",
-    f"{OFFLOADER}:BaseOffloader.sync_prev_onload",
-    f"{OFFLOADER}:get_offloader",
 ]
 FIELDS = [f"{UTILS}:BatchExecutionDescriptor", *METADATA]
 # Set on `self` somewhere in the class.

@@ -126,52 +126,18 @@ def test_an_offloader_is_waited_for_before_each_replay(vllm, name, when) -> None
 
 
 @pytest.mark.parametrize("patched", ["the object", "the class"])
-def test_an_idle_offloader_that_others_have_patched_is_asked(vllm, monkeypatch, patched) -> None:
+def test_an_offloader_that_others_patch_is_asked(vllm, monkeypatch, patched) -> None:
     activate()
-    log = []
+    manager = vllm.start().cudagraph_manager
+    desc, *_ = with_graphs(manager, log := [])
     if patched == "the object":
         offloader.get_offloader().sync_prev_onload = lambda: log.append("sync")
     else:
         monkeypatch.setattr(
             offloader.NoopOffloader, "sync_prev_onload", lambda self: log.append("sync")
         )
-    manager = vllm.start().cudagraph_manager
-    desc, *_ = with_graphs(manager, log)
-    log.clear()
     manager.run_fullgraph(desc)
     assert log == ["sync", "replay"]
-
-
-class HandingOn:
-    """What others put around an offloader."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-
-class WithoutDict:
-    __slots__ = ("_log", "sync_prev_onload")
-
-    def __init__(self, log):
-        self.sync_prev_onload = lambda: log.append("sync")
-
-
-@pytest.mark.parametrize("made", [lambda log: HandingOn(Offloader(log)), WithoutDict])
-def test_an_offloader_of_another_kind_is_asked(vllm, made) -> None:
-    activate()
-    offloader.set_offloader(made(log := []))
-    manager = vllm.start().cudagraph_manager
-    desc, *_ = with_graphs(manager, log)
-    log.clear()
-    manager.run_fullgraph(desc)
-    assert log == ["sync", "replay"]
-
-
-def test_nothing_is_released_of_what_has_no_such_method() -> None:
-    assert not is_released(HandingOn(Offloader([])), "sync_prev_onload", [])
 
 
 def test_who_is_asked_for_the_offloader_may_be_replaced_at_any_time(vllm, monkeypatch) -> None:
@@ -183,6 +149,21 @@ def test_who_is_asked_for_the_offloader_may_be_replaced_at_any_time(vllm, monkey
     log.clear()
     manager.run_fullgraph(desc)
     assert log == ["sync", "replay"]
+
+
+def test_what_has_no_such_method_of_its_own_is_not_as_released(vllm) -> None:
+    class HandingOn:
+        def __getattr__(self, name):
+            return getattr(manager, name)
+
+    class WithoutDict:
+        __slots__ = ("run_fullgraph",)
+
+    manager = vllm.make().cudagraph_manager
+    functions = signatures.released(vllm.version)
+    assert is_released(manager, "run_fullgraph", functions)
+    assert not is_released(HandingOn(), "run_fullgraph", functions)
+    assert not is_released(WithoutDict(), "run_fullgraph", functions)
 
 
 def test_other_hidden_states_are_returned_from_the_next_replay_on(vllm) -> None:
@@ -225,7 +206,7 @@ def test_hooks_that_are_off_keep_no_memory() -> None:
     manager = Manager()
     manager.hidden_states = torch.zeros(8)
     seen = weakref.ref(manager.hidden_states)
-    launching = Launching(manager, offloader, None, returns=True)
+    launching = Launching(manager, offloader, returns=True)
     assert launching.run_fullgraph(Desc(4)).shape == (4,)
     launching.end()
     del manager.hidden_states
@@ -250,7 +231,7 @@ def test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same() -> Non
     def launched(ended_at, *, again):
         """Return the rows' shape, whether the memory is gone, and the number of lines."""
         manager, desc, seen = Manager(), Desc(4), 0
-        launching = Launching(manager, offloader, None, returns=True)
+        launching = Launching(manager, offloader, returns=True)
         if again:
             launching.run_fullgraph(desc)
 

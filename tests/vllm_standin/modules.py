@@ -50,11 +50,6 @@ def make_modules(version):
         _is_compatible=managers._is_compatible,
         get_offloader=offloader.get_offloader,
     )
-    module(
-        "vllm.model_executor.offloader.base",
-        BaseOffloader=offloader.BaseOffloader,
-        get_offloader=offloader.get_offloader,
-    )
     utils.ModelCudaGraphManager = managers.model_manager(version, base, utils)
     spec = f"{GPU}.spec_decode"
     drafts = module(

@@ -77,14 +77,13 @@ class Remembering:
 class Launching:
     """A manager's ``run_fullgraph`` with less on the way to the graph.
 
-    vLLM's looks for the graph twice, asks whether it is one of a whole model, calls an offloader
-    that has nothing to do, and of the target's outputs makes a view anew each time (0.25.1,
-    ``cudagraph_utils.py`` 399 to 412 and 578 to 591). What it finds unusual is left to it.
+    vLLM's looks for the graph twice, asks whether it is one of a whole model, and makes a view of
+    the target's outputs anew each time (0.25.1, ``cudagraph_utils.py`` 399 to 412 and 578 to 591).
+    What has no graph is left to it.
 
     Args:
         manager: vLLM's, whose ``run_fullgraph`` is its own, see :func:`is_released`.
         module: Where the managers lie. They ask its ``get_offloader`` each time.
-        idle: An offloader that does nothing before a replay, if the one at hand is such a one.
         returns: Whether it returns the rows of ``hidden_states`` that the graph has.
 
     Attributes:
@@ -93,7 +92,7 @@ class Launching:
 
     __slots__ = ("end", "run_fullgraph")
 
-    def __init__(self, manager: Any, module: Any, idle: Any, *, returns: bool) -> None:
+    def __init__(self, manager: Any, module: Any, *, returns: bool) -> None:
         own = manager.run_fullgraph
         on = True
         last: tuple[Any, Any, Any] | None = None
@@ -103,9 +102,7 @@ class Launching:
             graph = manager.graphs.get(desc) if on else None
             if graph is None:
                 return own(desc)
-            offloader = module.get_offloader()
-            if offloader is not idle:
-                offloader.sync_prev_onload()
+            module.get_offloader().sync_prev_onload()
             graph.replay()
             if not returns:
                 return None

@@ -159,8 +159,6 @@ class Serving:
                 self._enders.append(remembering.forget)
                 patches.set(manager, "dispatch", remembering.dispatch)
         module = self._family.managers()
-        offloader = module.get_offloader()
-        idle = offloader if is_released(offloader, "sync_prev_onload", functions) else None
         for manager in (target, prefill, decode):
             returns = manager is target
             # An EAGLE-3 head gets more of the target than one tensor.
@@ -168,7 +166,7 @@ class Serving:
                 manager.hidden_states is None or manager.use_aux_hidden_state_outputs
             )
             if _captured(manager) and not more and is_released(manager, "run_fullgraph", functions):
-                launching = Launching(manager, module, idle, returns=returns)
+                launching = Launching(manager, module, returns=returns)
                 self._enders.append(launching.end)
                 patches.set(manager, "run_fullgraph", launching.run_fullgraph)
 

@@ -249,7 +249,8 @@ def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
         ratio = Ratio(**profile["steps_to_off"][name])
         yield Figure.of(f"{where}, steps by turns: {name} / vLLM alone", ratio, "ratio")
     for what, share in profile.get(SHARE, {}).items():
-        yield _missed(f"{where}, {what}", share)
+        if profile["skipped_adds_us"][what]["high"] < 0:  # else there is nothing to save
+            yield _missed(f"{where}, {what}", share)
 
 
 def _missed(where: str, share: Found) -> Figure:

@@ -49,7 +49,7 @@ SET_BESIDE = {
     # A copy of the metadata that is common to all backends has the name of one of theirs.
     f"{LAYERS}.cross_attention": {"_seq_lens_cpu", "causal", "encoder_seq_lens_cpu"},
 }
-# What the adapter does in their place, where they are what they were.
+# Functions in whose place the adapter acts, where their source is that of the release.
 SOURCES = [
     f"{UTILS}:CudaGraphManager.dispatch",
     f"{UTILS}:CudaGraphManager.run_fullgraph",

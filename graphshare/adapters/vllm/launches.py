@@ -29,7 +29,7 @@ def is_released(manager: Any, name: str, released: Collection[Callable[..., Any]
         return False
     # All of them: each may call that of the class before.
     methods = [vars(each)[name] for each in type(manager).__mro__ if name in vars(each)]
-    # None: something that hands on what it is asked for.
+    # Without any, it is something that hands on what it is asked for.
     return bool(methods) and all(any(each is one for one in released) for each in methods)
 
 

@@ -161,7 +161,7 @@ class Serving:
         module = self._family.managers()
         for manager in (target, prefill, decode):
             returns = manager is target
-            # An EAGLE-3 head gets more of the target than one tensor.
+            # Not rows of one tensor: an EAGLE-3 head reads several, and there may be none.
             more = returns and (
                 manager.hidden_states is None or manager.use_aux_hidden_state_outputs
             )

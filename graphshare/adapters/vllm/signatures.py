@@ -69,7 +69,7 @@ def parameters_of(function: Any) -> list[str]:
 def released(version: str) -> frozenset[Callable[..., Any]]:
     """Return the functions of vLLM whose work the adapter may do in their place.
 
-    None if one of them is not what was released: what it does then is not known.
+    Empty if one of them is not what was released: what it does then is not known.
 
     Args:
         version: Of vLLM, one that was extracted.

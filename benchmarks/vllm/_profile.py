@@ -17,35 +17,14 @@ from typing import Any
 from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
 from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
-from benchmarks.vllm._variants import SHARE, Place, Switch, names, share_of_skipping
+from benchmarks.vllm._variants import DECODES, SHARE, TIMED, Switch, names, share_of_skipping
 from graphshare.adapters.vllm import sessions
 
-_TARGET = "execute_model / metadata build"
 _PREFILL = "propose / metadata build of the prefill"
-_DECODES = "propose / metadata builds of the decodes"
-# Where graphshare has its hooks.
-_HOOKED = (
-    "execute_model / dispatch",
-    _TARGET,
-    "execute_model / graph launch",
-    "propose / prefill dispatch",
-    "propose / prefill launch",
-    "propose / decode dispatch",
-    "propose / decode launches",
-)
-# Of the methods of which each variant may have its own.
-_SWITCHED: dict[Place, str] = {
-    ("model_state", "prepare_attn"): _TARGET,
-    ("speculator", "_build_draft_attn_metadata"): _DECODES,
-    ("prefill", "dispatch"): "propose / prefill dispatch",
-    ("target", "dispatch"): "execute_model / dispatch",
-    ("decode", "dispatch"): "propose / decode dispatch",
-    ("target", "run_fullgraph"): "execute_model / graph launch",
-    ("prefill", "run_fullgraph"): "propose / prefill launch",
-    ("decode", "run_fullgraph"): "propose / decode launches",
-}
+# Where graphshare has its hooks; the draft's decodes build as they do without.
+_HOOKED = tuple(label for label in TIMED.values() if label != DECODES)
 # On vLLM 0.20.2 the rebuild goes away, which the decodes' builds found the caches warm from.
-_REBUILT = (_PREFILL, _DECODES)
+_REBUILT = (_PREFILL, DECODES)
 
 HOOKED = "where graphshare has hooks"
 STEP = "to the step of the engine"
@@ -189,7 +168,7 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
                 took = time.perf_counter() - start
                 # 0.20.2 builds by the same method for both.
                 several = kwargs.get("max_query_len", 1) > 1
-                spent[_PREFILL if label == _DECODES and several else label] += took
+                spent[_PREFILL if label == DECODES and several else label] += took
 
         return run
 
@@ -197,10 +176,7 @@ def timed_parts(switch: Switch) -> Iterator[Parts]:
         undo.append((target, name, vars(target).get(name)))
         setattr(target, name, timing(getattr(target, name), label))
     switch.wrap(
-        {
-            place: lambda inner, label=label: timing(inner, label)
-            for place, label in _SWITCHED.items()
-        }
+        {place: lambda inner, label=label: timing(inner, label) for place, label in TIMED.items()}
     )
     try:
         yield spent

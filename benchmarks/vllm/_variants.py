@@ -9,24 +9,27 @@ import torch
 
 from benchmarks._measure import Ratio, medians, resampled
 
-__all__ = ["SHARE", "TIMED", "Place", "Switch", "names", "share_of_skipping"]
+__all__ = ["DECODES", "SHARE", "TIMED", "Place", "Switch", "names", "share_of_skipping"]
 
 SHARE = "share_of_what_skipping_saves"
 
 Place = tuple[str, str]
 """An object of vLLM, by a name of ours, and an attribute of it that graphshare sets."""
 
-TIMED: tuple[Place, ...] = (
-    ("model_state", "prepare_attn"),
-    ("speculator", "_build_draft_attn_metadata"),
-    ("prefill", "dispatch"),
-    ("target", "dispatch"),
-    ("decode", "dispatch"),
-    ("target", "run_fullgraph"),
-    ("prefill", "run_fullgraph"),
-    ("decode", "run_fullgraph"),
-)
-"""Methods of which each variant may have its own, and that somebody may want to wrap."""
+DECODES = "propose / metadata builds of the decodes"
+
+TIMED: dict[Place, str] = {
+    ("model_state", "prepare_attn"): "execute_model / metadata build",
+    ("speculator", "_build_draft_attn_metadata"): DECODES,
+    ("prefill", "dispatch"): "propose / prefill dispatch",
+    ("target", "dispatch"): "execute_model / dispatch",
+    ("decode", "dispatch"): "propose / decode dispatch",
+    ("target", "run_fullgraph"): "execute_model / graph launch",
+    ("prefill", "run_fullgraph"): "propose / prefill launch",
+    ("decode", "run_fullgraph"): "propose / decode launches",
+}
+"""Methods of which each variant may have its own, and that somebody may want to wrap: which part of
+a step each is."""
 
 _ABSENT: Any = object()
 

@@ -23,6 +23,7 @@ COMMIT = "9470ed6"
 BUILD = "execute_model / metadata build"
 LATER = [version for version in SUPPORTED if version != "0.20.2"]
 """Those in which there is no rebuild to save."""
+WHERE = ("where graphshare has hooks", "to the step of the engine")
 MODES = ("FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")
 
 
@@ -142,9 +143,7 @@ def _tables() -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def _quoted(figure: dict[str, Any] | None, form: str) -> str:
-    if figure is None:
-        return "\N{EN DASH}"
+def _quoted(figure: dict[str, Any], form: str) -> str:
     value, low, high = (format(figure[name], form) for name in ("value", "low", "high"))
     return f"{value} ({low} to {high})"
 
@@ -152,20 +151,19 @@ def _quoted(figure: dict[str, Any] | None, form: str) -> str:
 @pytest.mark.parametrize("row", _tables(), ids=lambda row: ", ".join(row[:3]))
 def test_the_page_quotes_the_results(row: list[str]) -> None:
     version, what, variant, *cells = row
-    figures = {each["name"]: each for each in _results(version)["figures"]}
     name = {"with graphshare": "on", "without the rebuild": "skipped"}[variant]
     if what in ("small", "8B"):
         at = f"{what} at {COMMIT}, concurrency"
-        wanted = [figures[f"{at} {n}, steps by turns: {name} / vLLM alone"] for n in (1, 8, 32)]
+        wanted = [
+            _figure(version, f"{at} {n}, steps by turns: {name} / vLLM alone") for n in (1, 8, 32)
+        ]
         form = ".3f"
     else:
         where = f"small at {COMMIT}, concurrency {what}:"
-        wanted = [
-            figures[f"{where} {name} adds where graphshare has hooks"],
-            figures[f"{where} {name} adds to the step of the engine"],
-        ]
+        wanted = [_figure(version, f"{where} {name} adds {part}") for part in WHERE]
         form = "+.0f"
-        assert cells.pop() == f"{figures[f'{where} a step of vLLM alone, host']['value']:.0f}"
+        alone = _figure(version, f"{where} a step of vLLM alone, host")
+        assert cells.pop() == f"{alone['value']:.0f}"
     assert cells == [_quoted(figure, form) for figure in wanted]
 
 
@@ -194,18 +192,14 @@ def _machine(version: str) -> dict[str, Any]:
     return machine
 
 
+def _missed(requests: int, what: str) -> dict[str, Any]:
+    name = f"small at {COMMIT}, concurrency {requests}, {what}"
+    return _figure("0.20.2", f"{name}: not saved of what skipping saves")
+
+
 def _kept(requests: int) -> list[str]:
     """Where graphshare has hooks, and of the whole step."""
-    where = f"small at {COMMIT}, concurrency {requests}, "
-    missed = {
-        each["name"].removeprefix(where): each
-        for each in _results("0.20.2")["figures"]
-        if each["name"].startswith(where) and "not saved" in each["name"]
-    }
-    found = [
-        missed[f"{what}: not saved of what skipping saves"]
-        for what in ("where graphshare has hooks", "to the step of the engine")
-    ]
+    found = [_missed(requests, what) for what in WHERE]
     return [
         f"{1 - each['value']:.2f} ({1 - each['high']:.2f} to {1 - each['low']:.2f})"
         for each in found
@@ -221,18 +215,10 @@ def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
 
 
 def test_medians_and_intervals_of_what_is_kept() -> None:
-    lows: dict[str, list[float]] = {
-        "where graphshare has hooks": [],
-        "to the step of the engine": [],
-    }
-    for what, found in lows.items():
-        for requests in (1, 8, 32):
-            name = f"small at {COMMIT}, concurrency {requests}, {what}"
-            missed = _figure("0.20.2", f"{name}: not saved of what skipping saves")
-            assert missed["value"] < 0.1
-            found.append(1 - missed["high"])
-    hooks, steps = lows.values()
-    assert min(hooks) > 0.9 > max(steps)
+    hooks, steps = ([_missed(requests, what) for requests in (1, 8, 32)] for what in WHERE)
+    assert all(each["value"] < 0.1 for each in hooks + steps)
+    assert all(1 - each["high"] > 0.9 for each in hooks)
+    assert all(1 - each["high"] < 0.9 for each in steps)
     assert "all medians are above the aim, and where the hooks are so is each interval" in _page()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 __all__ = ["digest_of", "expected", "find", "first_difference", "parameters_of", "released"]
 
 # No source, or another one by now: the file was replaced under the running process.
-_UNREADABLE = (OSError, TypeError, ValueError, SyntaxError, tokenize.TokenError)
+_UNREADABLE = (OSError, ValueError, SyntaxError, tokenize.TokenError)
 
 _FILE = Path(__file__).with_name("signatures.json")
 
@@ -43,15 +43,18 @@ def first_difference(version: str) -> str | None:
     Args:
         version: Of vLLM, one that was extracted.
     """
-    kinds = {"functions": parameters_of, "fields": _fields_of}
+    return _first_difference(version, {"functions": parameters_of, "fields": _fields_of})
+
+
+def _first_difference(version: str, kinds: Mapping[str, Callable[[Any], Any]]) -> str | None:
     for kind, look in kinds.items():
         for name, wanted in expected()[version][kind].items():
             try:
                 got = look(find(name))
             except (ImportError, AttributeError, TypeError, ValueError) as error:
-                return f"{name}: expected {list(wanted)}, got {error!r}"
-            if got != list(wanted):
-                return f"{name}: expected {list(wanted)}, got {got}"
+                return f"{name}: expected {wanted}, got {error!r}"
+            if got != wanted:
+                return f"{name}: expected {wanted}, got {got}"
     return None
 
 
@@ -74,20 +77,18 @@ def released(version: str) -> frozenset[Callable[..., Any]]:
     Args:
         version: Of vLLM, one that was extracted.
     """
-    found: list[Callable[..., Any]] = []
-    for name, wanted in expected()[version]["sources"].items():
-        try:
-            function = find(name)
-            # A wrapper shows the source of what it wraps.
-            plain = isinstance(function, types.FunctionType) and not hasattr(
-                function, "__wrapped__"
-            )
-            if not plain or digest_of(inspect.getsource(function)) != wanted:
-                return frozenset()
-        except (ImportError, AttributeError, *_UNREADABLE):
-            return frozenset()
-        found.append(function)
-    return frozenset(found)
+    if _first_difference(version, {"sources": _digest_of_its_source}) is not None:
+        return frozenset()
+    return frozenset(find(name) for name in expected()[version]["sources"])
+
+
+def _digest_of_its_source(function: Any) -> str:
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        raise TypeError("a wrapper shows the source of what it wraps")
+    try:
+        return digest_of(inspect.getsource(function))
+    except _UNREADABLE as error:
+        raise ValueError("its source cannot be read") from error
 
 
 def digest_of(source: str) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import gc
 import linecache
+import operator
 import sys
 import weakref
 
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare.adapters.vllm import activate, deactivate, sessions, signatures, statistics
-from graphshare.adapters.vllm.launches import Launching, is_released
+from graphshare.adapters.vllm.launches import Graphs, Launching, is_released
 from graphshare.errors import StaleStateError
 from tests.vllm_standin import offloader
 from tests.vllm_standin.engine import requests, serve
@@ -38,10 +41,15 @@ class Graph:
     """One that says when it is replayed."""
 
     def __init__(self, log):
-        self._log = log
+        self.log = log
 
     def replay(self):
-        self._log.append("replay")
+        self.log.append(self)
+
+    def __eq__(self, other):
+        return self is other or (isinstance(other, str) and other == "replay")
+
+    __hash__ = object.__hash__
 
 
 class Offloader(offloader.BaseOffloader):
@@ -53,8 +61,9 @@ class Offloader(offloader.BaseOffloader):
 
 
 def with_graphs(manager, log):
-    """Have each graph say when it is replayed."""
-    manager.graphs = {desc: Graph(log) for desc in manager.graphs}
+    """File graphs that say when they are replayed."""
+    for desc in manager.graphs:
+        manager.graphs[desc] = Graph(log)
     return list(manager.graphs)
 
 
@@ -95,7 +104,74 @@ def test_it_is_the_graph_in_vllms_table_that_is_replayed(vllm, name) -> None:
         manager.graphs[desc] = Graph(other := [])
         manager.run_fullgraph(desc)
         assert other == ["replay"]
-    assert set(log) == {"replay"}
+    assert all(each == "replay" for each in log)
+
+
+def changes_of(descs, graphs):
+    """What can be done to a table in place; it may raise."""
+    desc, graph = st.sampled_from(descs), st.sampled_from(graphs)
+    some = st.dictionaries(desc, graph, max_size=2)
+    return st.one_of(
+        st.builds(lambda d, g: lambda table: table.__setitem__(d, g), desc, graph),
+        st.builds(lambda d: lambda table: table.__delitem__(d), desc),
+        st.builds(lambda d: lambda table: table.pop(d), desc),
+        st.builds(lambda d, g: lambda table: table.pop(d, g), desc, graph),
+        st.just(lambda table: table.popitem()),
+        st.just(lambda table: table.clear()),
+        st.builds(lambda d, g: lambda table: table.setdefault(d, g), desc, graph),
+        st.builds(lambda more: lambda table: table.update(more), some),
+        st.builds(lambda more: lambda table: operator.ior(table, more), some),
+        st.builds(lambda more: lambda table: table.__init__(more), some),
+        st.just(lambda table: table.update([(descs[0], graphs[0]), ()])),
+    )
+
+
+@pytest.mark.parametrize("name", ["target", "prefill", "decode"])
+def test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed(vllm, name) -> None:
+    activate()
+    manager = managers_of(vllm.start())[name]
+    table, log = manager.graphs, []
+    descs = [*table, *(dataclasses.replace(desc) for desc in table)]  # equal ones, too
+    graphs = [Graph(log) for _ in range(4)]
+    launches = st.sampled_from(descs)
+
+    def launch(desc, model):
+        wanted = model.get(desc)
+        log.clear()
+        if wanted is None:
+            with pytest.raises(AssertionError):
+                manager.run_fullgraph(desc)
+        else:
+            manager.run_fullgraph(desc)
+        assert log == ([] if wanted is None else [wanted])
+
+    @given(st.lists(st.tuples(launches, changes_of(descs, graphs)), max_size=12))
+    def alike(happens) -> None:
+        model = dict.fromkeys(descs[:3], graphs[0])
+        table.clear()
+        table.update(model)
+        for desc, change in happens:
+            launch(desc, model)
+            for whose in (model, table):
+                with contextlib.suppress(KeyError, ValueError, TypeError):
+                    change(whose)
+            assert table == model
+            launch(desc, model)
+
+    alike()
+
+
+def test_another_table_is_left_to_vllm(vllm) -> None:
+    activate()
+    manager = vllm.start().cudagraph_manager
+    before, (desc, *_) = manager.graphs, with_graphs(manager, [])
+    manager.run_fullgraph(desc)
+    manager.graphs = {desc: (graph := Graph([]))}
+    manager.run_fullgraph(desc)
+    assert graph.log == [graph]
+    manager.graphs = before
+    manager.run_fullgraph(desc)
+    assert before[desc].log == [before[desc]] * 2
 
 
 @pytest.mark.parametrize("name", ["target", "prefill", "decode"])
@@ -195,72 +271,99 @@ def test_hooks_that_were_taken_off_launch_as_vllm_does(vllm) -> None:
     assert gone() is None
 
 
+class Desc(int):
+    num_tokens = 4
+
+
+DESC = Desc(4)
+
+
+class Manager:
+    def __init__(self):
+        self.graphs = Graphs({4: Graph([])})
+        self.hidden_states = torch.zeros(8)
+
+    def run_fullgraph(self, desc):
+        self.graphs[desc].replay()
+        return self.hidden_states[:4]
+
+
 def test_hooks_that_are_off_keep_no_memory() -> None:
-    class Manager:
-        graphs = {4: Graph([])}
-        run_fullgraph = staticmethod(lambda desc: None)
-
-    class Desc(int):
-        num_tokens = 4
-
     manager = Manager()
-    manager.hidden_states = torch.zeros(8)
     seen = weakref.ref(manager.hidden_states)
-    launching = Launching(manager, offloader, returns=True)
-    assert launching.run_fullgraph(Desc(4)).shape == (4,)
+    launching = Launching(manager, manager.graphs, offloader, returns=True)
+    assert launching.run_fullgraph(DESC).shape == (4,)
     launching.end()
     del manager.hidden_states
     assert seen() is None
 
 
-def test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same() -> None:
+def launched(happens, at, *, again):
+    """Launch once, or twice, and have something happen before a line of the last launch.
+
+    Returns:
+        The manager, its launches, the rows' shape, and the number of lines.
+    """
+    manager, seen = Manager(), 0
+    launching = Launching(manager, manager.graphs, offloader, returns=True)
+    if again:
+        launching.run_fullgraph(DESC)
+
+    def traced(frame, event, _):
+        nonlocal seen
+        if frame.f_code is not launching.run_fullgraph.__code__:
+            return None
+        if event == "line":
+            if seen == at:
+                happens(manager, launching)
+            seen += 1
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        shape = launching.run_fullgraph(DESC).shape
+    finally:
+        sys.settrace(before)
+    return manager, launching, shape, seen
+
+
+def places(*, again):
+    *_, lines = launched(lambda *_: None, -1, again=again)
+    assert lines > 5
+    return range(lines)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same(again) -> None:
     """By another thread, between any two lines of it; no memory is kept then."""
 
-    class Manager:
-        graphs = {4: Graph([])}
-
-        def __init__(self):
-            self.hidden_states = torch.zeros(8)
-
-        def run_fullgraph(self, desc):
-            return self.hidden_states[:4]
-
-    class Desc(int):
-        num_tokens = 4
-
-    def launched(ended_at, *, again):
-        """Return the rows' shape, whether the memory is gone, and the number of lines."""
-        manager, desc, seen = Manager(), Desc(4), 0
-        launching = Launching(manager, offloader, returns=True)
-        if again:
-            launching.run_fullgraph(desc)
-
-        def traced(frame, event, _):
-            nonlocal seen
-            if frame.f_code is not launching.run_fullgraph.__code__:
-                return None
-            if event == "line":
-                if seen == ended_at:
-                    launching.end()
-                seen += 1
-            return traced
-
-        before = sys.gettrace()
-        sys.settrace(traced)
-        try:
-            shape = launching.run_fullgraph(desc).shape
-        finally:
-            sys.settrace(before)
+    def hidden_states_are_kept(happens, at):
+        manager, launching, shape, _ = launched(happens, at, again=again)
+        assert shape == (4,)
         whole = weakref.ref(manager.hidden_states)
         del manager.hidden_states
-        return shape, whole() is None, seen
+        assert launching.run_fullgraph
+        return whole() is not None
 
-    for again in (False, True):
-        shape, gone, steps = launched(-1, again=again)
-        assert (shape, gone, steps > 5) == ((4,), False, True)
-        for at in range(steps):
-            shape, gone, _ = launched(at, again=again)
-            assert (shape, gone) == ((4,), True), (again, at)
+    assert hidden_states_are_kept(lambda *_: None, -1)
+    for at in places(again=again):
+        assert not hidden_states_are_kept(lambda _, launching: launching.end(), at), at
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed(again) -> None:
+    """By another thread, between any two lines of it."""
+    for at in places(again=again):
+        other = Graph([])
+        _, launching, shape, _ = launched(
+            lambda manager, _, other=other: manager.graphs.update({4: other}), at, again=again
+        )
+        assert shape == (4,)
+        other.log.clear()
+        launching.run_fullgraph(DESC)
+        launching.run_fullgraph(DESC)
+        assert other.log == [other] * 2, at
 
 
 def counting(inner, calls):

@@ -13,8 +13,13 @@ from graphshare.adapters.vllm.launches import Remembering, is_released
 from graphshare.adapters.vllm.signatures import released
 from graphshare.adapters.vllm.twins import knowing_its_hash
 
-counts = st.integers(0, 18)
-asked = st.tuples(counts, counts, st.sampled_from([None, 1, 4]), st.integers(0, 2))
+counts, queries = st.integers(0, 18), st.sampled_from([None, 1, 4])
+adapters = st.integers(0, 2)
+decoding = st.builds(
+    lambda reqs, each, *more: (reqs, reqs * each, *more),
+    st.integers(1, 4), st.sampled_from([1, 4]), queries, adapters,
+)  # fmt: skip
+asked = st.one_of(st.tuples(counts, counts, queries, adapters), decoding)
 
 
 def ask(manager, version, of):
@@ -29,11 +34,15 @@ def test_answers_are_those_of_vllm(vllm) -> None:
     cases = (0, 2) if vllm.version in ("0.25.1", "0.26.0") else (0,)
     runner = vllm.start(lora_cases=cases)
 
-    @given(st.lists(asked, min_size=1, max_size=8))
-    def alike(calls) -> None:
+    @given(asked, st.lists(st.tuples(st.integers(0, 3), asked), max_size=6))
+    def alike(of, changes) -> None:
+        calls = [of, of]
+        for place, other in changes:  # one thing is asked otherwise, or again
+            of = (*of[:place], other[place], *of[place + 1 :])
+            calls.append(of)
         for manager in (runner.cudagraph_manager, runner.speculator.decode_cudagraph_manager):
             assert "dispatch" in vars(manager)
-            for of in [*calls, calls[-1], *calls[:2]]:
+            for of in calls:
                 answer, alone = (ask(m, vllm.version, of) for m in (manager, Alone(manager)))
                 assert answer == alone
                 assert hash(answer) == hash(alone)
@@ -59,19 +68,22 @@ def test_what_was_asked_before_is_not_asked_again() -> None:
     first = remembering.dispatch(1, 4, None, num_active_loras=0)
     assert remembering.dispatch(1, 4, None, num_active_loras=0) is first
     assert len(calls) == 1
-    for other in ((2, 4, None), (1, 5, None), (1, 4, 4)):
-        assert remembering.dispatch(*other, num_active_loras=0) is not first
-    assert remembering.dispatch(1, 4, 4, num_active_loras=1) is not first
-    assert remembering.dispatch(1, 4, 4) is not first
-    assert len(calls) == 6
+    shapes = (2, 4, None), (1, 5, None), (1, 4, 4)
+    for other in (*((shape, 0) for shape in shapes), ((1, 4, None), 1), ((1, 4, None),)):
+        remembering.dispatch(1, 4, None, num_active_loras=0)
+        shape, *more = other
+        before = len(calls)
+        remembering.dispatch(*shape, **dict(zip(["num_active_loras"], more, strict=False)))
+        named = {"num_active_loras": more[0]} if more else {}
+        assert calls[before:] == [(shape, named)]
 
 
 def test_what_is_told_to_forget_asks_each_time() -> None:
     answers = iter(range(9))
-    remembering = Remembering(lambda: next(answers))
-    assert [remembering.dispatch(), remembering.dispatch()] == [0, 0]
+    remembering = Remembering(lambda *_: next(answers))
+    assert [remembering.dispatch(1, 4, 4) for _ in range(2)] == [0, 0]
     remembering.forget()
-    assert [remembering.dispatch(), remembering.dispatch()] == [1, 2]
+    assert [remembering.dispatch(1, 4, 4) for _ in range(2)] == [1, 2]
 
 
 def counting(inner, calls):

@@ -101,8 +101,8 @@ MUTATIONS = (
         "vllm-offloader-asked-for-as-before",
         "who is asked for the offloader is looked up at each launch",
         "adapters/vllm/launches.py",
-        "        own = manager.run_fullgraph\n        on = True\n",
-        "        own, ask, on = manager.run_fullgraph, module.get_offloader, True\n"
+        "        own = manager.run_fullgraph\n",
+        "        own, ask = manager.run_fullgraph, module.get_offloader\n"
         '        module = type(module)("")\n'
         "        module.get_offloader = ask\n",
         (f"{_DIRECT}::test_who_is_asked_for_the_offloader_may_be_replaced_at_any_time",),
@@ -111,16 +111,16 @@ MUTATIONS = (
         "vllm-launch-forgotten-on-the-way",
         "a launch returns its rows though another thread takes the hooks off",
         "adapters/vllm/launches.py",
-        "                    return rows\n",
-        "                    return last and rows\n",
+        "            return rows\n",
+        "            return graphs.latest and rows\n",
         (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
         "vllm-launch-remembers-past-its-end",
         "a launch keeps no memory though another thread takes the hooks off",
         "adapters/vllm/launches.py",
-        "            if not on:  # ended meanwhile\n                last = None\n",
-        "",
+        "                if current is not graphs or graphs.get(desc) is not graph:\n",
+        "                if graphs.get(desc) is not graph:\n",
         (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
@@ -132,20 +132,69 @@ MUTATIONS = (
         (f"{_DIRECT}::test_a_function_whose_file_was_replaced_is_not_as_released",),
     ),
     Mutation(
-        "vllm-rows-of-the-launch-before",
-        "a launch returns as many rows as its graph has",
+        "vllm-graph-of-the-launch-before",
+        "a launch replays the graph of its own descriptor, and returns as many rows as it has",
         "adapters/vllm/launches.py",
-        "                if desc is launched and hidden is whole:\n",
-        "                if hidden is whole:\n",
-        (f"{_DIRECT}::test_what_is_returned_is_what_vllm_returns",),
+        "            if latest is not None and latest[0] is desc:\n",
+        "            if latest is not None:\n",
+        (
+            f"{_DIRECT}::test_what_is_returned_is_what_vllm_returns",
+            f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",
+        ),
+    ),
+    Mutation(
+        "vllm-launch-remembers-another-graph",
+        "a graph that is filed while another is launched is replayed the next time",
+        "adapters/vllm/launches.py",
+        "                if current is not graphs or graphs.get(desc) is not graph:\n",
+        "                if current is not graphs:\n",
+        (f"{_DIRECT}::test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed",),
+    ),
+    Mutation(
+        "vllm-tables-of-others-taken-for-ours",
+        "a manager to which others have given a table is left to vLLM",
+        "adapters/vllm/launches.py",
+        "            if graphs is None or manager.graphs is not graphs:\n",
+        "            if graphs is None:\n",
+        (f"{_DIRECT}::test_another_table_is_left_to_vllm",),
+    ),
+    *(
+        Mutation(
+            f"vllm-table-changed-unseen-by-{name}",
+            "whatever is done to a table, the graph in it is replayed",
+            "adapters/vllm/launches.py",
+            f'"{name}", ',
+            "",
+            (f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",),
+        )
+        for name in ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem")
+    ),
+    Mutation(
+        "vllm-table-changed-unseen-by-update",
+        "whatever is done to a table, the graph in it is replayed",
+        "adapters/vllm/launches.py",
+        ', "update"):\n',
+        "):\n",
+        (f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",),
     ),
     Mutation(
         "vllm-rows-of-other-memory",
         "a launch returns rows of the outputs that the manager has",
         "adapters/vllm/launches.py",
-        "                if desc is launched and hidden is whole:\n",
-        "                if desc is launched:\n",
+        "                if hidden is not whole:\n",
+        "                if latest is None:\n",
         (f"{_DIRECT}::test_other_hidden_states_are_returned_from_the_next_replay_on",),
+    ),
+    Mutation(
+        "vllm-decodes-launched-past-what-torch-does",
+        "a graph that does more than launch is left as it is",
+        "adapters/vllm/launches.py",
+        '    if plain and getattr(graph, "_tracker", None) is None:\n',
+        "    if isinstance(graph, cls):\n",
+        (
+            "tests/unit/test_vllm_launch_of.py::test_a_graph_whose_inputs_are_followed_is_left_as_it_is",
+            "tests/unit/test_vllm_launch_of.py::test_graphs_of_other_kinds_are_left_as_they_are",
+        ),
     ),
     Mutation(
         "vllm-one-output-of-several",
@@ -175,12 +224,30 @@ MUTATIONS = (
         "vllm-adapters-not-asked-about",
         "a manager is asked again where anything else is asked",
         "adapters/vllm/launches.py",
-        "                if args == asked and kwargs == named and remembers:\n",
-        "                if args == asked and remembers:\n",
+        "                    and num_active_loras == loras\n",
+        "",
         (
             f"{_LAUNCHES}::test_answers_are_those_of_vllm",
             f"{_LAUNCHES}::test_what_was_asked_before_is_not_asked_again",
         ),
+    ),
+    *(
+        Mutation(
+            f"vllm-{name}-not-asked-about",
+            "a manager is asked again where anything else is asked",
+            "adapters/vllm/launches.py",
+            f"{before}{name} == {known}\n",
+            f"{before}True\n",
+            (
+                f"{_LAUNCHES}::test_answers_are_those_of_vllm",
+                f"{_LAUNCHES}::test_what_was_asked_before_is_not_asked_again",
+            ),
+        )
+        for before, name, known in (
+            ("                    ", "num_tokens", "tokens"),
+            ("                    and ", "num_reqs", "reqs"),
+            ("                    and ", "uniform_token_count", "uniform"),
+        )
     ),
     Mutation(
         "vllm-answers-outlive-the-hooks",

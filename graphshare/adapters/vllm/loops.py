@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphshare.adapters.vllm.launches import launch_of
 from graphshare.adapters.vllm.support import full_keys
 from graphshare.capturing import Capturing
 from graphshare.owner import Phase
@@ -153,19 +154,10 @@ class _Filed(dict[Any, Any]):
     def __setitem__(self, desc: Any, graph: Any) -> None:
         held = _reserved_bytes(self._device)
         # vLLM owns the graph: no `release`, and it outlives the pool.
-        self._capturing.commit(desc, _replay_of(graph), nbytes=max(0, held - self._held_bytes))
+        replay = launch_of(graph) or graph.replay
+        self._capturing.commit(desc, replay, nbytes=max(0, held - self._held_bytes))
         self._held_bytes = held
         super().__setitem__(desc, graph)
-
-
-def _replay_of(graph: Any) -> Callable[[], object]:
-    # torch's method calls that of its base, which launches, and before that, from 2.12 on, a
-    # tracker of inputs if one was asked for. Where there is nothing else, the base's alone.
-    cls = torch.cuda.CUDAGraph
-    plain = type(graph) is cls and cls.replay.__module__ == cls.__module__
-    if plain and getattr(graph, "_tracker", None) is None:
-        return super(cls, graph).replay
-    return graph.replay
 
 
 def _reserved_bytes(device: torch.device) -> int:

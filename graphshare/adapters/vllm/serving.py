@@ -11,7 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import Launching, Remembering, Replay, is_released
+from graphshare.adapters.vllm.launches import (
+    NOT_GIVEN,
+    Graphs,
+    Launching,
+    Remembering,
+    Replay,
+    ask,
+    is_released,
+    launch_of,
+)
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
 from graphshare.adapters.vllm.signatures import released
@@ -141,10 +150,10 @@ class Serving:
         graphs = {
             self._twins.of(desc): replaying(desc, pool.bind(desc))
             if replaying is not None and desc in pool
-            else graph
+            else _unchecked(graph)
             for desc, graph in manager.graphs.items()
         }
-        patches.set(manager, "graphs", graphs)
+        patches.set(manager, "graphs", Graphs(graphs))
 
     def _shorten(self, patches: Patches) -> None:
         """Choose and launch with less on the way, where vLLM's own functions are what they were."""
@@ -165,8 +174,10 @@ class Serving:
             more = returns and (
                 manager.hidden_states is None or manager.use_aux_hidden_state_outputs
             )
-            if _captured(manager) and not more and is_released(manager, "run_fullgraph", functions):
-                launching = Launching(manager, module, returns=returns)
+            table = getattr(manager, "graphs", None)
+            stands = isinstance(table, Graphs)
+            if stands and not more and is_released(manager, "run_fullgraph", functions):
+                launching = Launching(manager, table, module, returns=returns)
                 self._enders.append(launching.end)
                 patches.set(manager, "run_fullgraph", launching.run_fullgraph)
 
@@ -265,10 +276,15 @@ class Serving:
             target.invalidate(latest)
             step, mode = None, ran
 
-        def steered(num_reqs: int, num_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        def steered(
+            num_reqs: int,
+            num_tokens: int,
+            uniform_token_count: int | None,
+            num_active_loras: int = NOT_GIVEN,
+        ) -> Any:
             if step is not None and (lease := step.lease) is not None and lease.left > 0:
                 return step.draft
-            desc = dispatch(num_reqs, num_tokens, *args, **kwargs)
+            desc = ask(dispatch, num_reqs, num_tokens, uniform_token_count, num_active_loras)
             if not current or not self._borrows(desc):
                 return desc
             # The target ran no full graph, so nothing was built for one: run as it did.
@@ -364,6 +380,11 @@ class Serving:
 
 def _captured(manager: Any) -> bool:
     return manager is not None and bool(manager.graphs)
+
+
+def _unchecked(graph: Any) -> Any:
+    launch = launch_of(graph)
+    return graph if launch is None else Replay(launch)
 
 
 def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: int) -> Any:

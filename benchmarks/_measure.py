@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import platform
 import random
@@ -96,6 +97,31 @@ def resampled(
     rows = torch.randint(count, (1000, count), generator=torch.Generator().manual_seed(0))
     found = of(data[:, rows]).sort().values
     return Ratio(*(float(each) for each in (of(data), found[25], found[975])))
+
+
+def among(values: Sequence[float], comparisons: int) -> Ratio:
+    """The median of values, with an interval that is right together with those of others.
+
+    All of them hold what they are intervals of with a probability of 95%, whatever the values are
+    distributed like: each reaches from one value to another (order statistics), and its 5% are
+    divided by their number (Bonferroni).
+
+    Args:
+        values: Drawn independently, as the ratios of different rounds.
+        comparisons: How many intervals there are, this one included.
+
+    Returns:
+        An interval without ends where there are too few values.
+    """
+    ascending, count = sorted(values), len(values)
+    outside = 0.05 / comparisons / 2
+    beyond, ends = 0.0, (-math.inf, math.inf)
+    for place in range(count // 2):
+        beyond += math.comb(count, place) / 2**count
+        if beyond > outside:
+            break
+        ends = ascending[place], ascending[-1 - place]
+    return Ratio(statistics.median(values), *ends)
 
 
 def medians(sample: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,15 @@ from typing import Any
 from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
 from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
-from benchmarks.vllm._variants import DECODES, SHARE, TIMED, Switch, names, share_of_skipping
+from benchmarks.vllm._variants import (
+    DECODES,
+    SHARE,
+    TIMED,
+    Switch,
+    names,
+    share_of_skipping,
+    to_off,
+)
 from graphshare.adapters.vllm import sessions
 
 _PREFILL = "propose / metadata build of the prefill"
@@ -101,12 +109,9 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
             )._asdict()
             for what, turns, of in measured
         }
-    found["steps_to_off"] = {
-        name: bootstrap(
-            [_step(turn[name][0].parts) / _step(turn["off"][0].parts) for turn in whole]
-        )._asdict()
-        for name in others
-    }
+    found["steps_to_off"] = to_off(
+        {name: [_step(turn[name][0].parts) for turn in whole] for name in variants}
+    )
     found["step_of_vllm_alone_us"] = bootstrap(
         [_step(turn["off"][0].parts) * 1e6 for turn in whole]
     )._asdict()

@@ -7,9 +7,19 @@ from typing import Any
 
 import torch
 
-from benchmarks._measure import Ratio, medians, resampled
+from benchmarks._measure import Ratio, among, bootstrap, medians, resampled
 
-__all__ = ["DECODES", "SHARE", "TIMED", "Place", "Switch", "names", "share_of_skipping"]
+__all__ = [
+    "AGAIN", "COMPARISONS", "DECODES", "OF_ALL", "SHARE", "TIMED", "Place", "Switch", "names",
+    "share_of_skipping", "to_off",
+]  # fmt: skip
+
+AGAIN = "again"
+OF_ALL = "together_with_all_comparisons"
+
+COMPARISONS = 54
+"""With vLLM alone, where no difference is to show: of three versions, two pairs of models and three
+numbers of requests, the times of steps in turns, of 64 tokens and of the first one."""
 
 SHARE = "share_of_what_skipping_saves"
 
@@ -35,13 +45,14 @@ _ABSENT: Any = object()
 
 
 def names(session: Any) -> list[str]:
-    """What can be compared: ``on``, ``off``, and where vLLM rebuilds, ``skipped``.
+    """What can be compared: ``on``, ``off``, and ``skipped`` or ``again``.
 
     ``skipped`` leaves out vLLM 0.20.2's rebuild before each draft prefill and checks nothing: what
-    there is to win.
+    there is to win. Where nothing is rebuilt, ``again`` is what ``off`` is: how much vLLM alone
+    differs from itself.
     """
     rebuilds = session.family.without_rebuild is not None
-    return ["on", "off", "skipped"] if rebuilds else ["on", "off"]
+    return ["on", "off", "skipped" if rebuilds else AGAIN]
 
 
 class Switch:
@@ -84,7 +95,9 @@ class Switch:
             for name, found in (("off", off), ("on", on))
         }
         without_rebuild = session.family.without_rebuild
-        if without_rebuild is not None:
+        if without_rebuild is None:
+            self.add(AGAIN, {})
+        else:
             place = "speculator", "_build_draft_attn_metadata"
             self.add("skipped", {place: without_rebuild(self.originals[place], lambda: True)})
 
@@ -138,6 +151,25 @@ class Switch:
         self._watchers.clear()
         self.wrap({})
         self.to("on")
+
+
+def to_off(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Compare each variant with ``off``, round by round.
+
+    Args:
+        times: By variant, one of each round.
+
+    Returns:
+        By variant the median of the ratios with its 95% interval, and with one that is right
+        together with those of all ``COMPARISONS``.
+    """
+    found: dict[str, Any] = {}
+    for name, each in times.items():
+        if name != "off":
+            ratios = [one / off for one, off in zip(each, times["off"], strict=True)]
+            _, *ends = among(ratios, COMPARISONS)
+            found[name] = {**bootstrap(ratios)._asdict(), OF_ALL: ends}
+    return found
 
 
 def share_of_skipping(rounds: Sequence[tuple[float, float, float]]) -> Ratio:

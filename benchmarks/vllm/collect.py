@@ -16,6 +16,7 @@ from benchmarks._measure import Ratio
 from benchmarks._turns import Figure, print_figures
 from benchmarks.vllm._models import PAIRS
 from benchmarks.vllm._profile import HOOKED
+from benchmarks.vllm._time import SECONDS
 from benchmarks.vllm._variants import SHARE
 
 _KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "target_ran", "draft_ran")
@@ -218,7 +219,14 @@ def _of(
             name = f"{_label(each)}, {_switch(each)}"
             if by_commit:
                 name += f", at {commit[:7]}"
-            yield name, {"commit": commit, **found}
+            yield name, {"commit": commit, **{key: _short_of(of) for key, of in found.items()}}
+
+
+def _short_of(found: Any) -> Any:
+    """Without the times of each call."""
+    if isinstance(found, dict):
+        return {name: each for name, each in found.items() if name != SECONDS}
+    return found
 
 
 def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
@@ -234,23 +242,28 @@ def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
             yield from _of_a_step(f"{pair}, concurrency {concurrency}", profile)
         for case, times in _measured(each, "endtoend").items():
             for variant, ratio in times["to_off"].items():
-                interval = Ratio(**ratio)
-                yield Figure.of(f"{pair}, {case}: {variant} / vLLM alone", interval, "ratio")
+                yield _ratio(f"{pair}, {case}: {variant} / vLLM alone", ratio)
 
 
 def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
     alone = Ratio(**profile["step_of_vllm_alone_us"])
     yield Figure.of(f"{where}: a step of vLLM alone, host", alone, "us")
     rebuilds = "skipped" in profile
-    for name in ("on", "skipped") if rebuilds else ("on",):
+    for name in profile["steps_to_off"]:
         for what, added in profile[f"{name}_adds_us"].items():
-            limit = alone.median / 100 if what == HOOKED and not rebuilds else None
+            hooks = name == "on" and what == HOOKED and not rebuilds
+            limit = alone.median / 100 if hooks else None
             yield Figure.of(f"{where}: {name} adds {what}", Ratio(**added), "us", limit)
-        ratio = Ratio(**profile["steps_to_off"][name])
-        yield Figure.of(f"{where}, steps by turns: {name} / vLLM alone", ratio, "ratio")
+        ratio = profile["steps_to_off"][name]
+        yield _ratio(f"{where}, steps by turns: {name} / vLLM alone", ratio)
     for what, share in profile.get(SHARE, {}).items():
         if profile["skipped_adds_us"][what]["high"] < 0:  # else there is nothing to save
             yield _missed(f"{where}, {what}", share)
+
+
+def _ratio(name: str, found: Found) -> Figure:
+    interval = Ratio(*(found[each] for each in ("median", "low", "high")))
+    return Figure.of(name, interval, "ratio")
 
 
 def _missed(where: str, share: Found) -> Figure:

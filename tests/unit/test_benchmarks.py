@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
+import random
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import run
-from benchmarks._measure import Timing
+from benchmarks._measure import Timing, among
 from benchmarks._turns import Figure, clock, difference_us, in_turn
 
 DEVICE = ("--device=cpu",)
@@ -90,3 +95,46 @@ def test_a_figure_says_whether_its_target_is_met() -> None:
     assert Figure("n", 1.0, "us", target=1.0).facts()["met"] is True
     assert Figure("n", 1.1, "us", target=1.0).facts()["met"] is False
     assert "met" not in Figure("n", 1.1, "us").facts()
+
+
+values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
+
+
+@given(values, st.integers(1, 200), st.randoms())
+def test_an_interval_among_others_reaches_from_a_value_to_another(found, count, rng) -> None:
+    median, low, high = among(found, count)
+    assert median == statistics.median(found)
+    assert low <= median <= high
+    assert low == -math.inf or low in found
+    assert high == math.inf or high in found
+    shuffled = rng.sample(found, len(found))
+    assert among(shuffled, count) == (median, low, high)
+    _, wider, wide = among(found, count + 1)
+    assert wider <= low
+    assert wide >= high
+
+
+@pytest.mark.parametrize("count", [12, 13, 40, 300])
+@pytest.mark.parametrize("comparisons", [1, 54])
+def test_all_intervals_hold_what_was_drawn_from(count, comparisons) -> None:
+    """As often as they say, and hardly more: of a median, whatever the distribution."""
+    low, high = among(range(count), comparisons)[1:]
+    # The true median lies beyond the k-th value if fewer than k of the values lie below it.
+    beyond = 2 * sum(math.comb(count, k) for k in range(int(low) + 1)) / 2**count
+    closer = beyond + 2 * math.comb(count, int(low) + 1) / 2**count
+    assert beyond <= 0.05 / comparisons < closer
+    assert high == count - 1 - low
+
+
+def test_too_few_values_say_nothing_about_many_comparisons() -> None:
+    assert among([1.0] * 11, 54)[1:] == (-math.inf, math.inf)
+    assert among([1.0] * 12, 54)[1:] == (1.0, 1.0)
+
+
+def test_intervals_hold_one_where_there_is_no_difference() -> None:
+    rng = random.Random(0)
+    families = 0
+    for _ in range(200):
+        found = [among([rng.lognormvariate(0, 0.1) for _ in range(30)], 54) for _ in range(54)]
+        families += all(low <= 1 <= high for _, low, high in found)
+    assert families >= 185  # 190 of 200, or more

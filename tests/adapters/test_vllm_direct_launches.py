@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
@@ -17,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare.adapters.vllm import activate, deactivate, sessions, signatures, statistics
-from graphshare.adapters.vllm.launches import Graphs, Launching, is_released
+from graphshare.adapters.vllm.launches import Graphs, Launching
+from graphshare.adapters.vllm.signatures import is_released
 from graphshare.errors import StaleStateError
 from tests.vllm_standin import offloader
 from tests.vllm_standin.engine import requests, serve
@@ -123,6 +125,7 @@ def changes_of(descs, graphs):
         st.builds(lambda more: lambda table: operator.ior(table, more), some),
         st.builds(lambda more: lambda table: table.__init__(more), some),
         st.just(lambda table: table.update([(descs[0], graphs[0]), ()])),
+        st.just(lambda table: table.__init__([(descs[0], graphs[0]), ()])),
     )
 
 
@@ -159,6 +162,15 @@ def test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed(vllm, name) -> 
             launch(desc, model)
 
     alike()
+
+
+def test_a_table_can_be_made_as_a_dictionary_is() -> None:
+    assert Graphs() == Graphs({}) == {}
+    assert type(Graphs.fromkeys([1])) is Graphs
+    assert Graphs([(1, 2)]) == {1: 2}
+    copied = copy.copy(table := Graphs({1: 2}))
+    copied[1] = 3
+    assert (table, copied) == ({1: 2}, {1: 3})
 
 
 def test_another_table_is_left_to_vllm(vllm) -> None:
@@ -251,6 +263,17 @@ def test_other_hidden_states_are_returned_from_the_next_replay_on(vllm) -> None:
     assert manager.run_fullgraph(desc).unique().tolist() == [5]
 
 
+def test_missing_hidden_states_are_an_error_each_time(vllm) -> None:
+    activate()
+    manager = vllm.start().cudagraph_manager
+    descs = with_graphs(manager, [])
+    manager.run_fullgraph(descs[0])
+    manager.hidden_states = None
+    for desc in (*descs, descs[0], descs[0]):
+        with pytest.raises((AssertionError, TypeError)):
+            manager.run_fullgraph(desc)
+
+
 def test_hooks_that_were_taken_off_launch_as_vllm_does(vllm) -> None:
     """Whoever has wrapped one goes on calling it; it keeps no memory."""
     activate()
@@ -298,8 +321,8 @@ def test_hooks_that_are_off_keep_no_memory() -> None:
     assert seen() is None
 
 
-def launched(happens, at, *, again):
-    """Launch once, or twice, and have something happen before a line of the last launch.
+def launched(happens, *, again):
+    """Launch once, or twice, and have something happen before each line of the last launch.
 
     Returns:
         The manager, its launches, the rows' shape, and the number of lines.
@@ -314,8 +337,7 @@ def launched(happens, at, *, again):
         if frame.f_code is not launching.run_fullgraph.__code__:
             return None
         if event == "line":
-            if seen == at:
-                happens(manager, launching)
+            happens(manager, launching, seen)
             seen += 1
         return traced
 
@@ -329,7 +351,7 @@ def launched(happens, at, *, again):
 
 
 def places(*, again):
-    *_, lines = launched(lambda *_: None, -1, again=again)
+    *_, lines = launched(lambda *_: None, again=again)
     assert lines > 5
     return range(lines)
 
@@ -338,32 +360,45 @@ def places(*, again):
 def test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same(again) -> None:
     """By another thread, between any two lines of it; no memory is kept then."""
 
-    def hidden_states_are_kept(happens, at):
-        manager, launching, shape, _ = launched(happens, at, again=again)
+    def hidden_states_are_kept(happens):
+        manager, launching, shape, _ = launched(happens, again=again)
         assert shape == (4,)
         whole = weakref.ref(manager.hidden_states)
         del manager.hidden_states
         assert launching.run_fullgraph
         return whole() is not None
 
-    assert hidden_states_are_kept(lambda *_: None, -1)
+    assert hidden_states_are_kept(lambda *_: None)
     for at in places(again=again):
-        assert not hidden_states_are_kept(lambda _, launching: launching.end(), at), at
+
+        def ended(_, launching, seen, at=at):
+            if seen == at:
+                launching.end()
+
+        assert not hidden_states_are_kept(ended), at
 
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed(again) -> None:
-    """By another thread, between any two lines of it."""
-    for at in places(again=again):
-        other = Graph([])
-        _, launching, shape, _ = launched(
-            lambda manager, _, other=other: manager.graphs.update({4: other}), at, again=again
-        )
-        assert shape == (4,)
-        other.log.clear()
-        launching.run_fullgraph(DESC)
-        launching.run_fullgraph(DESC)
-        assert other.log == [other] * 2, at
+    """By another thread, between any two lines of it; the next may begin before its end."""
+    for filed_at in places(again=again):
+        for next_at in (*places(again=again)[filed_at:], None):
+            other = Graph([])
+
+            def happens(manager, launching, seen, filed_at=filed_at, next_at=next_at, other=other):
+                if seen == filed_at:
+                    manager.graphs.update({4: other})
+                if seen == next_at:
+                    other.log.clear()
+                    launching.run_fullgraph(DESC)
+                    assert other.log == [other], (filed_at, next_at)
+
+            _, launching, shape, _ = launched(happens, again=again)
+            assert shape == (4,)
+            other.log.clear()
+            launching.run_fullgraph(DESC)
+            launching.run_fullgraph(DESC)
+            assert other.log == [other] * 2, (filed_at, next_at)
 
 
 def counting(inner, calls):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphshare.adapters.vllm import activate, deactivate, sessions
-from graphshare.adapters.vllm.launches import Remembering, is_released
-from graphshare.adapters.vllm.signatures import released
+from graphshare.adapters.vllm.choices import Remembering
+from graphshare.adapters.vllm.signatures import is_released, released
 from graphshare.adapters.vllm.twins import knowing_its_hash
 
 counts, queries = st.integers(0, 18), st.sampled_from([None, 1, 4])
@@ -115,6 +115,31 @@ def test_what_others_have_put_there_is_asked_each_time(vllm, when) -> None:
         for _ in range(3):
             ask(manager, vllm.version, (1, 4, 4, 0))
     assert len(calls) == 6
+
+
+def test_what_others_have_put_on_the_draft_may_be_asked_in_its_own_ways(vllm) -> None:
+    activate()
+    runner = vllm.make()
+    manager = runner.speculator.prefill_cudagraph_manager
+    own, asked = manager.dispatch, []
+
+    def dispatch(num_reqs, num_tokens, uniform_token_count=None, *more, loras=0, **named):
+        asked.append((num_reqs, num_tokens, uniform_token_count, more, loras, named))
+        shape = num_reqs, num_tokens, uniform_token_count
+        return own(*shape) if vllm.version in ("0.20.2", "0.21.0") else own(*shape, 0)
+
+    manager.dispatch = dispatch
+    vllm.warm_up(runner)
+    assert manager.dispatch is not dispatch
+    asked.clear()
+    manager.dispatch(9, 17)
+    manager.dispatch(9, num_tokens=17, uniform_token_count=4)
+    manager.dispatch(9, 17, 4, 5, loras=6, other=7)
+    assert asked == [
+        (9, 17, None, (), 0, {}),
+        (9, 17, 4, (), 0, {}),
+        (9, 17, 4, (5,), 6, {"other": 7}),
+    ]
 
 
 @pytest.mark.parametrize("keeps_name", [False, True])

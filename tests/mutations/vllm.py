@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation(
         "vllm-methods-of-others-stood-in-for",
         "what others have put in place of a manager's method is called each time",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/signatures.py",
         " or name in vars(manager):\n",
         ":\n",
         (
@@ -57,9 +57,9 @@ MUTATIONS = (
     Mutation(
         "vllm-methods-of-other-classes-stood-in-for",
         "a class of others is called each time",
-        "adapters/vllm/launches.py",
-        " and all(any(each is one for one in released) for each in methods)\n",
-        " and any(any(each is one for one in released) for each in methods)\n",
+        "adapters/vllm/signatures.py",
+        " and all(any(each is one for one in functions) for each in methods)\n",
+        " and any(any(each is one for one in functions) for each in methods)\n",
         (f"{_DIRECT}::test_launches_of_a_class_of_others_are_left_to_it",),
     ),
     Mutation(
@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         "vllm-method-of-nobody-taken-for-vllms",
         "what hands on what it is asked for is not vLLM's own",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/signatures.py",
         "    return bool(methods) and all(",
         "    return all(",
         (f"{_DIRECT}::test_what_has_no_such_method_of_its_own_is_not_as_released",),
@@ -112,15 +112,16 @@ MUTATIONS = (
         "a launch returns its rows though another thread takes the hooks off",
         "adapters/vllm/launches.py",
         "            return rows\n",
-        "            return graphs.latest and rows\n",
+        "            return graphs.latest[3]\n",
         (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
         "vllm-launch-remembers-past-its-end",
         "a launch keeps no memory though another thread takes the hooks off",
         "adapters/vllm/launches.py",
-        "                if current is not graphs or graphs.get(desc) is not graph:\n",
-        "                if graphs.get(desc) is not graph:\n",
+        "                if current is not graphs:  # ended meanwhile\n"
+        "                    graphs.latest = _NOTHING\n",
+        "",
         (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
@@ -135,8 +136,8 @@ MUTATIONS = (
         "vllm-graph-of-the-launch-before",
         "a launch replays the graph of its own descriptor, and returns as many rows as it has",
         "adapters/vllm/launches.py",
-        "            if latest is not None and latest[0] is desc:\n",
-        "            if latest is not None:\n",
+        "            if latest[0] is desc and latest[4] is found:\n",
+        "            if latest[4] is found:\n",
         (
             f"{_DIRECT}::test_what_is_returned_is_what_vllm_returns",
             f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",
@@ -146,8 +147,8 @@ MUTATIONS = (
         "vllm-launch-remembers-another-graph",
         "a graph that is filed while another is launched is replayed the next time",
         "adapters/vllm/launches.py",
-        "                if current is not graphs or graphs.get(desc) is not graph:\n",
-        "                if current is not graphs:\n",
+        "            if latest[0] is desc and latest[4] is found:\n",
+        "            if latest[0] is desc:\n",
         (f"{_DIRECT}::test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed",),
     ),
     Mutation(
@@ -185,15 +186,68 @@ MUTATIONS = (
         "                if latest is None:\n",
         (f"{_DIRECT}::test_other_hidden_states_are_returned_from_the_next_replay_on",),
     ),
+    *(
+        Mutation(
+            f"vllm-launched-past-what-others-put-{where}",
+            "a graph of which others have replaced the method is left as it is",
+            "adapters/vllm/launches.py",
+            old,
+            new,
+            (f"tests/unit/test_vllm_launch_of.py::{test}",),
+        )
+        for where, old, new, test in (
+            (
+                "on-the-graph",
+                ' or "replay" in vars(graph):\n',
+                ":\n",
+                "test_a_graph_with_a_method_of_its_own_is_left_as_it_is",
+            ),
+            (
+                "on-the-class",
+                " or replay.__globals__ is not vars(torch.cuda.graphs):\n",
+                ":\n",
+                "test_a_class_that_others_have_patched_is_left_as_it_is",
+            ),
+            (
+                "into-torch",
+                "    if not _NAMED.issuperset(replay.__code__.co_names):\n        return None\n",
+                "",
+                "test_a_method_that_does_more_is_left_as_it_is",
+            ),
+        )
+    ),
+    Mutation(
+        "vllm-bare-graphs-are-replays-alone",
+        "a graph that is launched sooner is that graph otherwise",
+        "adapters/vllm/launches.py",
+        "        return getattr(self._graph, name)\n",
+        "        raise AttributeError(name)\n",
+        ("tests/unit/test_vllm_launch_of.py::test_a_bare_graph_is_that_graph_otherwise",),
+    ),
+    Mutation(
+        "vllm-forms-of-others-refused",
+        "a dispatch of others may be asked as it could be before",
+        "adapters/vllm/serving.py",
+        "steered if own else packing(steered))\n",
+        "steered)\n",
+        (f"{_LAUNCHES}::test_what_others_have_put_on_the_draft_may_be_asked_in_its_own_ways",),
+    ),
+    Mutation(
+        "vllm-missing-outputs-returned",
+        "a launch without outputs to return rows of is refused",
+        "adapters/vllm/launches.py",
+        "latest, whole, rows = None, _NOTHING, None\n",
+        "latest = whole = rows = None\n",
+        (f"{_DIRECT}::test_missing_hidden_states_are_an_error_each_time",),
+    ),
     Mutation(
         "vllm-decodes-launched-past-what-torch-does",
         "a graph that does more than launch is left as it is",
         "adapters/vllm/launches.py",
-        '    if plain and getattr(graph, "_tracker", None) is None:\n',
-        "    if isinstance(graph, cls):\n",
+        '    return None if getattr(graph, "_tracker", None) is not None else super(',
+        "    return super(",
         (
             "tests/unit/test_vllm_launch_of.py::test_a_graph_whose_inputs_are_followed_is_left_as_it_is",
-            "tests/unit/test_vllm_launch_of.py::test_graphs_of_other_kinds_are_left_as_they_are",
         ),
     ),
     Mutation(
@@ -223,7 +277,7 @@ MUTATIONS = (
     Mutation(
         "vllm-adapters-not-asked-about",
         "a manager is asked again where anything else is asked",
-        "adapters/vllm/launches.py",
+        "adapters/vllm/choices.py",
         "                    and num_active_loras == loras\n",
         "",
         (
@@ -235,7 +289,7 @@ MUTATIONS = (
         Mutation(
             f"vllm-{name}-not-asked-about",
             "a manager is asked again where anything else is asked",
-            "adapters/vllm/launches.py",
+            "adapters/vllm/choices.py",
             f"{before}{name} == {known}\n",
             f"{before}True\n",
             (
@@ -261,7 +315,7 @@ MUTATIONS = (
         "vllm-draft-unsteered",
         "a draft runs no full graph that the target did not run",
         "adapters/vllm/serving.py",
-        "            return _as_target(manager, mode, desc, num_reqs, num_tokens)",
+        "            return as_target(manager, mode, desc, num_reqs, num_tokens)",
         "            return desc",
         (f"{_TESTS}::test_a_draft_is_kept_from_a_full_graph_that_the_target_did_not_run",),
     ),

@@ -1,19 +1,15 @@
-"""What stands for captured graphs, their choice and their launch, where vLLM launches them."""
+"""What stands for captured graphs, and their launch, where vLLM launches them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
 
-__all__ = [
-    "NOT_GIVEN", "Graphs", "Launching", "Remembering", "Replay", "ask", "is_released", "launch_of",
-]  # fmt: skip
-
-NOT_GIVEN: Any = object()
-"""Of the adapters that a ``dispatch`` is asked about, before 0.25."""
+__all__ = ["Graphs", "Launching", "Replay", "bare", "launch_of"]
 
 
 class Replay:
@@ -23,6 +19,23 @@ class Replay:
 
     def __init__(self, replay: Callable[[], object]) -> None:
         self.replay = replay
+
+
+class _Bare(Replay):
+    """A graph of torch's, launched without what torch calls on the way; see :func:`launch_of`."""
+
+    __slots__ = ("_graph",)
+
+    def __init__(self, graph: Any, launch: Callable[[], object]) -> None:
+        super().__init__(launch)
+        self._graph = graph
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
+
+
+# What the methods of torch 2.11 to 2.13 name.
+_NAMED = {"super", "replay", "_tracker", "check_alive", "pool"}
 
 
 def launch_of(graph: Any) -> Callable[[], object] | None:
@@ -35,30 +48,50 @@ def launch_of(graph: Any) -> Callable[[], object] | None:
         graph: Of any kind.
 
     Returns:
-        ``None`` for another kind of graph, and where there is more.
+        ``None`` for another kind of graph, where others have put something in the method's place,
+        and where there is more to it.
     """
     cls = torch.cuda.CUDAGraph
-    plain = type(graph) is cls and cls.replay.__module__ == cls.__module__
-    if plain and getattr(graph, "_tracker", None) is None:
-        return super(cls, graph).replay
-    return None
+    if type(graph) is not cls or "replay" in vars(graph):
+        return None
+    replay = vars(cls).get("replay")
+    # Not by its module's name, which a wrapper has from what it wraps.
+    if not isinstance(replay, FunctionType) or replay.__globals__ is not vars(torch.cuda.graphs):
+        return None
+    if not _NAMED.issuperset(replay.__code__.co_names):
+        return None
+    return None if getattr(graph, "_tracker", None) is not None else super(cls, graph).replay
+
+
+def bare(graph: Any) -> Any:
+    """Return what launches a graph of torch's sooner, and is that graph otherwise."""
+    launch = launch_of(graph)
+    return graph if launch is None else _Bare(graph, launch)
+
+
+_Latest = tuple[Any, Any, Any, Any, Any]
+_NOTHING: _Latest = (object(), None, None, None, None)
 
 
 class Graphs(dict[Any, Any]):
     """A manager's graphs by descriptor, with a place for what was launched last.
 
     Attributes:
+        changed: Another object after each change of the table.
         latest: Descriptor, graph, and, where rows are returned, what they were taken of and they;
-            ``None`` after each change of the table.
+            then what ``changed`` was when the graph was found.
     """
 
-    __slots__ = ("latest",)
+    __slots__ = ("changed", "latest")
 
-    latest: tuple[Any, Any, Any, Any] | None
+    changed: object
+    latest: _Latest
 
-    def __init__(self, graphs: Mapping[Any, Any]) -> None:
-        super().__init__(graphs)
-        self.latest = None
+    def __init__(self, graphs: Iterable[Any] = ()) -> None:
+        try:
+            super().__init__(graphs)
+        finally:  # also where it is begun anew, and to no end
+            self.changed, self.latest = object(), _NOTHING
 
 
 def _changing(of_dict: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +100,7 @@ def _changing(of_dict: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return of_dict(self, *args, **kwargs)
         finally:
-            self.latest = None
+            self.changed, self.latest = object(), _NOTHING
 
     return changing
 
@@ -75,87 +108,6 @@ def _changing(of_dict: Callable[..., Any]) -> Callable[..., Any]:
 # All but `setdefault`, which replaces nothing.
 for _name in ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem", "update"):
     setattr(Graphs, _name, _changing(getattr(dict, _name)))
-
-
-def is_released(manager: Any, name: str, released: Collection[Callable[..., Any]]) -> bool:
-    """Whether a manager's method is vLLM's own, so that what it does is known.
-
-    Args:
-        manager: One of vLLM's.
-        name: Of the method.
-        released: The functions that are as they were released.
-    """
-    if not hasattr(manager, "__dict__") or name in vars(manager):
-        return False
-    # All of them: each may call that of the class before.
-    methods = [vars(each)[name] for each in type(manager).__mro__ if name in vars(each)]
-    # Without any, it is something that hands on what it is asked for.
-    return bool(methods) and all(any(each is one for one in released) for each in methods)
-
-
-def ask(
-    dispatch: Callable[..., Any],
-    num_reqs: Any,
-    num_tokens: Any,
-    uniform_token_count: Any,
-    num_active_loras: Any,
-) -> Any:
-    """Ask a manager's ``dispatch`` as vLLM asks it, about adapters if they are given."""
-    if num_active_loras is NOT_GIVEN:
-        return dispatch(num_reqs, num_tokens, uniform_token_count)
-    return dispatch(num_reqs, num_tokens, uniform_token_count, num_active_loras=num_active_loras)
-
-
-class Remembering:
-    """A manager's ``dispatch`` that answers at once what it was asked the time before.
-
-    Most steps ask for what the step before has asked, and the answer hangs on nothing else: the
-    tables that it comes from are made by ``__init__`` and the capture alone (0.25.1,
-    ``cudagraph_utils.py`` 141 to 287 and 368).
-
-    Args:
-        dispatch: vLLM's own, see :func:`is_released`: somebody else's may hang on other things.
-
-    Attributes:
-        dispatch: Takes and returns what vLLM's does.
-    """
-
-    __slots__ = ("dispatch", "forget")
-
-    def __init__(self, dispatch: Callable[..., Any]) -> None:
-        known: tuple[Any, Any, Any, Any, Any] | None = None
-        remembers = True
-
-        def dispatched(
-            num_reqs: Any,
-            num_tokens: Any,
-            uniform_token_count: Any,
-            num_active_loras: Any = NOT_GIVEN,
-        ) -> Any:
-            nonlocal known
-            last = known  # once: another thread may tell it to forget
-            if last is not None:
-                reqs, tokens, uniform, loras, answer = last
-                if (
-                    num_tokens == tokens
-                    and num_reqs == reqs
-                    and uniform_token_count == uniform
-                    and num_active_loras == loras
-                    and remembers
-                ):
-                    return answer
-            answer = ask(dispatch, num_reqs, num_tokens, uniform_token_count, num_active_loras)
-            if remembers:
-                known = num_reqs, num_tokens, uniform_token_count, num_active_loras, answer
-            return answer
-
-        def forget() -> None:
-            nonlocal known, remembers
-            known, remembers = None, False
-
-        self.dispatch = dispatched
-        self.forget: Callable[[], None] = forget
-        """From now on, ask each time."""
 
 
 class Launching:
@@ -167,7 +119,7 @@ class Launching:
     graph is left to vLLM's, and so is a manager to which somebody has given another table.
 
     Args:
-        manager: vLLM's, whose ``run_fullgraph`` is its own, see :func:`is_released`.
+        manager: vLLM's, whose ``run_fullgraph`` is its own, see :func:`.signatures.is_released`.
         table: Its graphs, as it has them.
         module: Where the managers lie. They ask its ``get_offloader`` each time.
         returns: Whether it returns the rows of ``hidden_states`` that the graph has.
@@ -186,11 +138,11 @@ class Launching:
             graphs = current  # once: another thread may end it
             if graphs is None or manager.graphs is not graphs:
                 return own(desc)
-            latest = graphs.latest  # once, likewise
-            if latest is not None and latest[0] is desc:
-                _, graph, whole, rows = latest
+            latest, found = graphs.latest, graphs.changed  # once, likewise
+            if latest[0] is desc and latest[4] is found:
+                _, graph, whole, rows, _ = latest
             else:
-                latest = whole = rows = None
+                latest, whole, rows = None, _NOTHING, None
                 graph = graphs.get(desc)
                 if graph is None:
                     return own(desc)
@@ -201,16 +153,15 @@ class Launching:
                 if hidden is not whole:
                     latest, whole, rows = None, hidden, hidden[: desc.num_tokens]
             if latest is None:
-                graphs.latest = desc, graph, whole, rows
-                # Ended meanwhile, or another graph was filed since this one was found.
-                if current is not graphs or graphs.get(desc) is not graph:
-                    graphs.latest = None
+                graphs.latest = desc, graph, whole, rows, found
+                if current is not graphs:  # ended meanwhile
+                    graphs.latest = _NOTHING
             return rows
 
         def end() -> None:
             nonlocal current
             current = None
-            table.latest = None
+            table.latest = _NOTHING
 
         self.run_fullgraph = run_fullgraph
         self.end: Callable[[], None] = end

@@ -7,23 +7,22 @@ installation is still the current one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from graphshare.adapters.vllm.family import Family
-from graphshare.adapters.vllm.launches import (
+from graphshare.adapters.vllm.choices import (
     NOT_GIVEN,
-    Graphs,
-    Launching,
     Remembering,
-    Replay,
+    as_target,
     ask,
-    is_released,
-    launch_of,
+    packing,
+    unpacking,
 )
+from graphshare.adapters.vllm.family import Family
+from graphshare.adapters.vllm.launches import Graphs, Launching, Replay, bare
 from graphshare.adapters.vllm.owners import DecodeBatch, TargetBatch
 from graphshare.adapters.vllm.patches import Patches
-from graphshare.adapters.vllm.signatures import released
+from graphshare.adapters.vllm.signatures import is_released, released
 from graphshare.adapters.vllm.twins import Twins
 from graphshare.lease import Lease
 from graphshare.pool import GraphPool
@@ -120,8 +119,9 @@ class Serving:
         for manager, pool, replaying in managers:
             if len(pool):
                 self._stand_in(patches, manager, pool, replaying)
-        self._shorten(patches)
-        self._follow_steps(patches)
+        functions = released(self._family.version)
+        self._shorten(patches, functions)
+        self._follow_steps(patches, functions)
         self._drop_rebuilds(patches)
         if self._checks_decodes:
             self._follow_decodes(patches)
@@ -150,14 +150,13 @@ class Serving:
         graphs = {
             self._twins.of(desc): replaying(desc, pool.bind(desc))
             if replaying is not None and desc in pool
-            else _unchecked(graph)
+            else bare(graph)
             for desc, graph in manager.graphs.items()
         }
         patches.set(manager, "graphs", Graphs(graphs))
 
-    def _shorten(self, patches: Patches) -> None:
+    def _shorten(self, patches: Patches, functions: Collection[Callable[..., Any]]) -> None:
         """Choose and launch with less on the way, where vLLM's own functions are what they were."""
-        functions = released(self._family.version)
         if not functions:
             return
         target, speculator = self._runner.cudagraph_manager, self._runner.speculator
@@ -201,13 +200,15 @@ class Serving:
 
     # The target's builds, and the draft's prefill that follows them.
 
-    def _follow_steps(self, patches: Patches) -> None:
+    def _follow_steps(self, patches: Patches, functions: Collection[Callable[..., Any]]) -> None:
         # In vLLM's step the caches are cold: what a hook touches costs ten times what it does in a
         # loop. So there is little here, and all of it at hand.
         target, model_state = self.target, self._runner.model_state
         manager = self._runner.speculator.prefill_cudagraph_manager
-        prepare_attn, dispatch = model_state.prepare_attn, manager.dispatch
-        self._prepare_attn = prepare_attn
+        prepare_attn = self._prepare_attn = model_state.prepare_attn
+        # That of others may be asked in other ways than vLLM's.
+        own = is_released(manager, "dispatch", functions)
+        dispatch = manager.dispatch if own else unpacking(manager.dispatch)
         steps, keeps_batch = self._steps(), self._keeps_batch()
         owner: Any = target.owner
         pick = owner.pick
@@ -289,10 +290,10 @@ class Serving:
                 return desc
             # The target ran no full graph, so nothing was built for one: run as it did.
             self.steered += 1
-            return _as_target(manager, mode, desc, num_reqs, num_tokens)
+            return as_target(manager, mode, desc, num_reqs, num_tokens)
 
         patches.set(model_state, "prepare_attn", prepared)
-        patches.set(manager, "dispatch", steered)
+        patches.set(manager, "dispatch", steered if own else packing(steered))
 
     def _steps(self) -> dict[tuple[int, int], _Step]:
         """Return, by padded tokens and requests, what belongs to a step of this shape.
@@ -380,18 +381,3 @@ class Serving:
 
 def _captured(manager: Any) -> bool:
     return manager is not None and bool(manager.graphs)
-
-
-def _unchecked(graph: Any) -> Any:
-    launch = launch_of(graph)
-    return graph if launch is None else Replay(launch)
-
-
-def _as_target(manager: Any, mode: Any, desc: Any, num_reqs: int, num_tokens: int) -> Any:
-    """Return what the draft's manager has for the mode that the target ran in."""
-    kind, modes = type(desc), type(desc.cg_mode)
-    if mode is modes.PIECEWISE:
-        for each in manager._capture_descs.get(mode, ()):
-            if each.num_tokens == num_tokens:
-                return each
-    return kind(cg_mode=modes.NONE, num_tokens=num_tokens, num_reqs=num_reqs)

@@ -15,12 +15,20 @@ import json
 import textwrap
 import tokenize
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest_of", "expected", "find", "first_difference", "parameters_of", "released"]
+__all__ = [
+    "digest_of",
+    "expected",
+    "find",
+    "first_difference",
+    "is_released",
+    "parameters_of",
+    "released",
+]
 
 # No source, or another one by now: the file was replaced under the running process.
 _UNREADABLE = (OSError, ValueError, SyntaxError, tokenize.TokenError)
@@ -80,6 +88,22 @@ def released(version: str) -> frozenset[Callable[..., Any]]:
     if _first_difference(version, {"sources": _digest_of_its_source}) is not None:
         return frozenset()
     return frozenset(find(name) for name in expected()[version]["sources"])
+
+
+def is_released(manager: Any, name: str, functions: Collection[Callable[..., Any]]) -> bool:
+    """Whether a manager's method is vLLM's own, so that what it does is known.
+
+    Args:
+        manager: One of vLLM's.
+        name: Of the method.
+        functions: Those that are as they were released, see :func:`released`.
+    """
+    if not hasattr(manager, "__dict__") or name in vars(manager):
+        return False
+    # All of them: each may call that of the class before.
+    methods = [vars(each)[name] for each in type(manager).__mro__ if name in vars(each)]
+    # Without any, it is something that hands on what it is asked for.
+    return bool(methods) and all(any(each is one for one in functions) for each in methods)
 
 
 def _digest_of_its_source(function: Any) -> str:

@@ -1,7 +1,8 @@
 """One file of what scenarios of one version found: ``python -m benchmarks.vllm.collect --help``.
 
 Tokens and drafts of each switch are compared with those of vLLM alone in another process. Where two
-scenarios did the same thing, the one that is named later counts; times of several commits stay.
+scenarios did the same thing, the one that is named later counts; times that were taken once more
+stay beside the first, as those of several commits do.
 """
 
 from __future__ import annotations
@@ -212,14 +213,23 @@ def _captured_on(scenarios: Mapping[str, Found]) -> Iterator[tuple[str, Any]]:
 def _of(
     scenarios: Mapping[str, Found], task: str, *, by_commit: bool = False
 ) -> Iterator[tuple[str, Any]]:
+    names: set[str] = set()
     for each in scenarios.values():
         found = _whole(each, task)
         if found is not None:
             commit = each["machine"]["commit"]
             name = f"{_label(each)}, {_switch(each)}"
             if by_commit:
-                name += f", at {commit[:7]}"
+                name = _another(f"{name}, at {commit[:7]}", names)
             yield name, {"commit": commit, **{key: _short_of(of) for key, of in found.items()}}
+
+
+def _another(name: str, names: set[str]) -> str:
+    """Return a name that is not among these, and count it among them."""
+    while name in names:
+        name += ", once more"
+    names.add(name)
+    return name
 
 
 def _short_of(found: Any) -> Any:
@@ -235,12 +245,16 @@ def _figures(scenarios: Mapping[str, Found]) -> Iterator[Figure]:
     What is kept of what skipping saves is judged by steps in turns: calls of ``generate`` are too
     few, and too far apart.
     """
+    names: dict[str, set[str]] = {task: set() for task in _TIMES}
     for each in scenarios.values():
         size = "8B" if each["options"]["pair"] == "8b" else "small"
-        pair = f"{size} at {each['machine']['commit'][:7]}"
-        for concurrency, profile in _measured(each, "profile").items():
-            yield from _of_a_step(f"{pair}, concurrency {concurrency}", profile)
-        for case, times in _measured(each, "endtoend").items():
+        at = f"{size} at {each['machine']['commit'][:7]}"
+        found = {task: _measured(each, task) for task in _TIMES}
+        pairs = {task: _another(at, names[task]) for task, times in found.items() if times}
+        for concurrency, profile in found["profile"].items():
+            yield from _of_a_step(f"{pairs['profile']}, concurrency {concurrency}", profile)
+        for case, times in found["endtoend"].items():
+            pair = pairs["endtoend"]
             for variant, ratio in times["to_off"].items():
                 yield _ratio(f"{pair}, {case}: {variant} / vLLM alone", ratio)
 

@@ -401,6 +401,96 @@ def test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed(again)
             assert other.log == [other] * 2, (filed_at, next_at)
 
 
+@contextlib.contextmanager
+def before_each_line(function, happens):
+    """Call ``happens`` with the number of the line, before each line of a function."""
+    seen = 0
+
+    def traced(frame, event, _):
+        nonlocal seen
+        if frame.f_code is not function.__code__:
+            return None
+        if event == "line":
+            happens(seen)
+            seen += 1
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_after_a_change_of_a_table_its_graph_is_replayed_whoever_launched_during_it() -> None:
+    lines = []
+    with before_each_line(Graphs.__setitem__, lines.append):
+        Graphs()[4] = None
+    assert len(lines) > 2
+    for at in lines:
+        manager, other = Manager(), Graph([])
+        launching = Launching(manager, manager.graphs, offloader, returns=True)
+
+        def launch(seen, at=at, launching=launching):
+            if seen == at:
+                launching.run_fullgraph(DESC)
+
+        launching.run_fullgraph(DESC)
+        with before_each_line(Graphs.__setitem__, launch):
+            manager.graphs[4] = other
+        other.log.clear()
+        launching.run_fullgraph(DESC)
+        assert other.log == [other], at
+
+
+def test_hooks_that_were_taken_off_during_launches_keep_no_memory() -> None:
+    lines = []
+    manager = Manager()
+    launching = Launching(manager, manager.graphs, offloader, returns=True)
+    with before_each_line(launching.end, lines.append):
+        launching.end()
+    assert len(lines) > 1
+    for at in lines:
+        manager = Manager()
+        launching = Launching(manager, manager.graphs, offloader, returns=True)
+
+        def launch(seen, at=at, launching=launching):
+            if seen == at:
+                launching.run_fullgraph(DESC)
+
+        with before_each_line(launching.end, launch):
+            launching.end()
+        whole = weakref.ref(manager.hidden_states)
+        del manager.hidden_states
+        assert whole() is None, at
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("how", ["another is filed", "it is taken out", "the table is emptied"])
+def test_a_graph_that_went_is_not_kept(again, how) -> None:
+    """Whenever during a launch it went."""
+    for at in places(again=again):
+        gone = []
+
+        def happens(manager, launching, seen, at=at, gone=gone):
+            if seen != at:
+                return
+            gone.append((weakref.ref(manager.graphs[4]), manager, launching))
+            if how == "another is filed":
+                manager.graphs[4] = Graph([])
+            elif how == "it is taken out":
+                manager.graphs.pop(4)
+            else:
+                manager.graphs.clear()
+
+        with contextlib.suppress(KeyError):  # of vLLM's own
+            launched(happens, again=again)
+        ((graph, *kept),) = gone
+        gc.collect()
+        assert graph() is None, (at, kept)
+
+
 def counting(inner, calls):
     def run_fullgraph(*args):
         calls.append(args)

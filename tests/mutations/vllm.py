@@ -8,6 +8,7 @@ _TESTS = "tests/adapters/test_vllm.py"
 _FAULTS = "tests/adapters/test_vllm_faults.py"
 _LAUNCHES = "tests/adapters/test_vllm_launches.py"
 _DIRECT = "tests/adapters/test_vllm_direct_launches.py"
+_TORCHS = "tests/adapters/test_vllm_torch_graphs.py"
 _LEFT = "tests/adapters/test_vllm_left_alone.py"
 
 MUTATIONS = (
@@ -119,9 +120,8 @@ MUTATIONS = (
         "vllm-launch-remembers-past-its-end",
         "a launch keeps no memory though another thread takes the hooks off",
         "adapters/vllm/launches.py",
-        "                if current is not graphs:  # ended meanwhile\n"
-        "                    graphs.latest = _NOTHING\n",
-        "",
+        "                if current is not graphs or graphs.changed is not found:\n",
+        "                if graphs.changed is not found:\n",
         (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
@@ -198,7 +198,7 @@ MUTATIONS = (
         for where, old, new, test in (
             (
                 "on-the-graph",
-                ' or "replay" in vars(graph):\n',
+                ' or "replay" in getattr(graph, "__dict__", ()):\n',
                 ":\n",
                 "test_a_graph_with_a_method_of_its_own_is_left_as_it_is",
             ),
@@ -210,11 +210,141 @@ MUTATIONS = (
             ),
             (
                 "into-torch",
-                "    if not _NAMED.issuperset(replay.__code__.co_names):\n        return None\n",
+                "        and _NAMED.issuperset(code.co_names)\n",
                 "",
                 "test_a_method_that_does_more_is_left_as_it_is",
             ),
         )
+    ),
+    Mutation(
+        "vllm-launched-past-a-method-that-launches-nothing",
+        "a method that does not launch is left as it is",
+        "adapters/vllm/launches.py",
+        '        "super" in code.co_names\n        and _NAMED',
+        "        _NAMED",
+        ("tests/unit/test_vllm_launch_of.py::test_a_method_that_does_more_is_left_as_it_is",),
+    ),
+    Mutation(
+        "vllm-launched-past-variables-of-others",
+        "a method with variables of others is left as it is",
+        "adapters/vllm/launches.py",
+        '        and code.co_freevars == ("__class__",)\n',
+        "",
+        (
+            "tests/unit/test_vllm_launch_of.py::test_a_method_with_variables_of_others_is_left_as_it_is",
+        ),
+    ),
+    Mutation(
+        "vllm-launched-past-code-of-others",
+        "a method with code of others is left as it is",
+        "adapters/vllm/launches.py",
+        "        and all(each is None or isinstance(each, str) for each in code.co_consts)\n",
+        "",
+        ("tests/unit/test_vllm_launch_of.py::test_a_method_with_code_of_others_is_left_as_it_is",),
+    ),
+    Mutation(
+        "vllm-replays-lost-with-the-hooks",
+        "what others put on a graph of a draft decode stays",
+        "adapters/vllm/launches.py",
+        "        setattr(self._graph, name, value)\n",
+        '        if name != "replay":\n            setattr(self._graph, name, value)\n',
+        (
+            "tests/unit/test_vllm_launch_of.py::test_what_is_set_on_a_bare_graph_is_set_on_that_graph",
+            f"{_TORCHS}::test_what_others_put_on_a_graph_of_a_draft_decode_stays",
+        ),
+    ),
+    Mutation(
+        "vllm-decodes-launched-by-torchs-method",
+        "torch's method is left out where it only launches",
+        "adapters/vllm/serving.py",
+        "            else bare(graph)\n",
+        "            else graph\n",
+        (f"{_TORCHS}::test_torchs_method_is_not_called_while_the_hooks_are_on",),
+    ),
+    Mutation(
+        "vllm-captured-graphs-launched-by-torchs-method",
+        "torch's method is left out where it only launches",
+        "adapters/vllm/loops.py",
+        "        replay = launch_of(graph) or graph.replay\n",
+        "        replay = graph.replay\n",
+        (f"{_TORCHS}::test_torchs_method_is_not_called_while_the_hooks_are_on",),
+    ),
+    Mutation(
+        "vllm-captured-graphs-launched-past-others",
+        "what others have wrapped before the capture is called",
+        "adapters/vllm/loops.py",
+        "        replay = launch_of(graph) or graph.replay\n",
+        "        own = type(graph).__mro__[1]\n"
+        "        replay = own.replay.__get__(graph) if hasattr(own, 'replay') else graph.replay\n",
+        (f"{_TORCHS}::test_what_others_have_wrapped_before_the_capture_is_called",),
+    ),
+    Mutation(
+        "vllm-tables-changed-after-they-say-so",
+        "after a change of a table its graph is replayed, whoever launched during it",
+        "adapters/vllm/launches.py",
+        "        try:\n            return of_dict(self, *args, **kwargs)\n        finally:\n"
+        "            self.changed, self.latest = object(), _NOTHING\n",
+        "        self.changed, self.latest = object(), _NOTHING\n"
+        "        return of_dict(self, *args, **kwargs)\n",
+        (
+            f"{_DIRECT}::test_after_a_change_of_a_table_its_graph_is_replayed_whoever_launched_during_it",
+        ),
+    ),
+    Mutation(
+        "vllm-launches-end-too-late",
+        "hooks that were taken off during launches keep no memory",
+        "adapters/vllm/launches.py",
+        "            current = None\n            table.latest = _NOTHING\n",
+        "            table.latest = _NOTHING\n            current = None\n",
+        (f"{_DIRECT}::test_hooks_that_were_taken_off_during_launches_keep_no_memory",),
+    ),
+    Mutation(
+        "vllm-graphs-kept-that-went",
+        "a graph that went during a launch is not kept",
+        "adapters/vllm/launches.py",
+        "                if current is not graphs or graphs.changed is not found:\n",
+        "                if current is not graphs:\n",
+        (f"{_DIRECT}::test_a_graph_that_went_is_not_kept",),
+    ),
+    Mutation(
+        "vllm-draft-never-piecewise",
+        "a draft that is kept from a full graph runs what the target ran",
+        "adapters/vllm/choices.py",
+        "    if mode is modes.PIECEWISE:\n",
+        "    if False:\n",
+        (f"{_LAUNCHES}::test_a_draft_runs_what_the_target_ran",),
+    ),
+    Mutation(
+        "vllm-draft-piecewise-of-any-size",
+        "a draft that is kept from a full graph runs what the target ran",
+        "adapters/vllm/choices.py",
+        "            if each.num_tokens == num_tokens:\n",
+        "            if True:\n",
+        (f"{_LAUNCHES}::test_a_draft_runs_what_the_target_ran",),
+    ),
+    Mutation(
+        "vllm-answers-remembered-past-the-end",
+        "what was told to forget while it answered asks each time",
+        "adapters/vllm/choices.py",
+        "                    and remembers\n",
+        "",
+        (f"{_LAUNCHES}::test_what_is_told_to_forget_while_it_answers_asks_each_time",),
+    ),
+    Mutation(
+        "vllm-answers-held-past-the-end",
+        "what was told to forget holds no answer",
+        "adapters/vllm/choices.py",
+        "            if remembers:\n                known =",
+        "            if True:\n                known =",
+        (f"{_LAUNCHES}::test_what_was_told_to_forget_holds_no_answer",),
+    ),
+    Mutation(
+        "vllm-answers-held-when-told-to-forget",
+        "what was told to forget holds no answer",
+        "adapters/vllm/choices.py",
+        "            known, remembers = None, False\n",
+        "            remembers = False\n",
+        (f"{_LAUNCHES}::test_what_was_told_to_forget_holds_no_answer",),
     ),
     Mutation(
         "vllm-bare-graphs-are-replays-alone",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 
 import pytest
 import torch
 
-from graphshare.adapters.vllm.launches import bare, launch_of
+from graphshare.adapters.vllm.launches import _launches_alone, bare, launch_of
 
 
 class Base:
@@ -25,6 +26,14 @@ METHOD = """
 class CUDAGraph(base):
     def replay(self):
 {}
+"""
+WRAPPER = """
+def wrapped(own):
+    class CUDAGraph(base):
+        def replay(self):
+            own(self)
+            super().replay()
+    return CUDAGraph
 """
 
 
@@ -65,6 +74,48 @@ def test_a_graph_whose_inputs_are_followed_is_left_as_it_is(torchs) -> None:
 def test_a_method_that_does_more_is_left_as_it_is(torchs) -> None:
     """Such as one of a torch to come."""
     assert launch_of(torchs("        self.count()\n" + BODY)()) is None
+    assert launch_of(torchs("        (lambda: self.count())()\n" + BODY)()) is None
+    for nothing in ("        pass", "        __class__"):
+        assert launch_of(torchs(nothing)()) is None
+
+
+def test_a_method_with_variables_of_others_is_left_as_it_is(torchs, monkeypatch) -> None:
+    """A wrapper that was made in torch's own module."""
+    torchs()
+    calls, made = [], {}
+    exec(WRAPPER, vars(torch.cuda.graphs), made)
+    cls = made["wrapped"](lambda _: calls.append(None))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", cls)
+    graph = cls()
+    graph.replay()
+    assert (graph.launched, len(calls)) == (1, 1)
+    assert launch_of(graph) is None
+
+
+def test_a_method_with_code_of_others_is_left_as_it_is(torchs) -> None:
+    """As tools put it there that look at each call."""
+    cls = torchs()
+    code = cls.replay.__code__
+    cls.replay.__code__ = code.replace(co_consts=(*code.co_consts, print))
+    assert launch_of(cls()) is None
+
+
+def test_torchs_own_method_does_no_more() -> None:
+    """Else the shortcut would not be taken, and nobody would see it."""
+    replay = vars(torch.cuda.CUDAGraph)["replay"]
+    assert replay.__globals__ is vars(torch.cuda.graphs)
+    assert _launches_alone(replay.__code__)
+
+
+def test_a_class_without_a_dictionary_is_left_as_it_is(monkeypatch) -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Slotted)
+    assert launch_of(Slotted()) is None
 
 
 def test_a_graph_with_a_method_of_its_own_is_left_as_it_is(torchs) -> None:
@@ -84,6 +135,13 @@ def test_a_class_that_others_have_patched_is_left_as_it_is(torchs, monkeypatch, 
     if keeps_name:
         replay = functools.wraps(own)(replay)
     monkeypatch.setattr(cls, "replay", replay)
+    assert launch_of(cls()) is None
+
+    class Others(cls):
+        def replay(self):
+            super().replay()
+
+    monkeypatch.setattr(cls, "replay", Others.replay)
     assert launch_of(cls()) is None
     monkeypatch.setattr(cls, "replay", functools.partialmethod(own))
     assert launch_of(cls()) is None
@@ -115,6 +173,26 @@ def test_a_bare_graph_is_that_graph_otherwise(torchs) -> None:
     assert stands.pool() == 7
     with pytest.raises(AttributeError, match="nothing_of_it"):
         _ = stands.nothing_of_it
+    assert weakref.ref(stands)() is stands
+    assert not hasattr(object.__new__(type(stands)), "pool")
+
+
+def test_what_is_set_on_a_bare_graph_is_set_on_that_graph(torchs) -> None:
+    graph = torchs()()
+    stands, calls = bare(graph), []
+    stands.note = 5
+    assert graph.note == stands.note == 5
+    launch = stands.replay
+
+    def replay():
+        calls.append(None)
+        launch()
+
+    stands.replay = replay
+    stands.replay()
+    graph.replay()
+    assert (len(calls), graph.launched) == (2, 2)
+    assert bare(graph) is graph
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -22,20 +22,40 @@ class Replay:
 
 
 class _Bare(Replay):
-    """A graph of torch's, launched without what torch calls on the way; see :func:`launch_of`."""
+    """A graph of torch's, launched without what torch calls on the way; see :func:`launch_of`.
 
-    __slots__ = ("_graph",)
+    What others set on it they have set on the graph.
+    """
+
+    __slots__ = ("__weakref__", "_graph")
 
     def __init__(self, graph: Any, launch: Callable[[], object]) -> None:
-        super().__init__(launch)
-        self._graph = graph
+        object.__setattr__(self, "_graph", graph)
+        object.__setattr__(self, "replay", launch)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("_graph", "replay"):  # it is not made yet, as while it is copied
+            raise AttributeError(name)
         return getattr(self._graph, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._graph, name, value)
+        if name == "replay":
+            object.__setattr__(self, name, value)
 
 
 # What the methods of torch 2.11 to 2.13 name.
 _NAMED = {"super", "replay", "_tracker", "check_alive", "pool"}
+
+
+def _launches_alone(code: CodeType) -> bool:
+    # Without functions of its own or of others', in constants or variables of a closure.
+    return (
+        "super" in code.co_names
+        and _NAMED.issuperset(code.co_names)
+        and code.co_freevars == ("__class__",)
+        and all(each is None or isinstance(each, str) for each in code.co_consts)
+    )
 
 
 def launch_of(graph: Any) -> Callable[[], object] | None:
@@ -52,13 +72,13 @@ def launch_of(graph: Any) -> Callable[[], object] | None:
         and where there is more to it.
     """
     cls = torch.cuda.CUDAGraph
-    if type(graph) is not cls or "replay" in vars(graph):
+    if type(graph) is not cls or "replay" in getattr(graph, "__dict__", ()):
         return None
     replay = vars(cls).get("replay")
     # Not by its module's name, which a wrapper has from what it wraps.
     if not isinstance(replay, FunctionType) or replay.__globals__ is not vars(torch.cuda.graphs):
         return None
-    if not _NAMED.issuperset(replay.__code__.co_names):
+    if not _launches_alone(replay.__code__):
         return None
     return None if getattr(graph, "_tracker", None) is not None else super(cls, graph).replay
 
@@ -154,7 +174,8 @@ class Launching:
                     latest, whole, rows = None, hidden, hidden[: desc.num_tokens]
             if latest is None:
                 graphs.latest = desc, graph, whole, rows, found
-                if current is not graphs:  # ended meanwhile
+                # Ended or changed meanwhile: nothing that went is kept.
+                if current is not graphs or graphs.changed is not found:
                     graphs.latest = _NOTHING
             return rows
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
-import weakref
 
 import pytest
 from hypothesis import given
@@ -86,58 +84,6 @@ def test_what_is_told_to_forget_asks_each_time() -> None:
     assert [remembering.dispatch(1, 4, 4) for _ in range(2)] == [0, 0]
     remembering.forget()
     assert [remembering.dispatch(1, 4, 4) for _ in range(2)] == [1, 2]
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_what_is_told_to_forget_while_it_answers_asks_each_time(again) -> None:
-    """By another thread, between any two lines of it."""
-
-    def answered(forgets_at):
-        """Return the number of its lines; whether it was asked each time afterwards."""
-        calls, seen = [], 0
-        remembering = Remembering(lambda *shape: calls.append(shape))
-        if again:
-            remembering.dispatch(1, 4, 4)
-
-        def traced(frame, event, _):
-            nonlocal seen
-            if frame.f_code is not remembering.dispatch.__code__:
-                return None
-            if event == "line":
-                if seen == forgets_at:
-                    remembering.forget()
-                seen += 1
-            return traced
-
-        before = sys.gettrace()
-        sys.settrace(traced)
-        try:
-            remembering.dispatch(1, 4, 4)
-        finally:
-            sys.settrace(before)
-        calls.clear()
-        remembering.dispatch(1, 4, 4)
-        remembering.dispatch(1, 4, 4)
-        return seen, len(calls) == 2
-
-    lines, asked = answered(-1)
-    assert lines > 3
-    assert not asked
-    for at in range(lines):
-        assert answered(at)[1], at
-
-
-def test_what_was_told_to_forget_holds_no_answer() -> None:
-    class Answer:
-        pass
-
-    remembering = Remembering(lambda *_: Answer())
-    answer = weakref.ref(remembering.dispatch(1, 4, 4))
-    assert answer() is not None
-    remembering.forget()
-    assert answer() is None
-    answer = weakref.ref(remembering.dispatch(1, 4, 4))
-    assert answer() is None
 
 
 def test_a_draft_runs_what_the_target_ran(vllm) -> None:

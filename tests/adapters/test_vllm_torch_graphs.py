@@ -10,6 +10,7 @@ import torch
 
 from graphshare.adapters.vllm import activate, deactivate, sessions
 from tests.vllm_standin.engine import requests, serve
+from tests.vllm_standin.installed import managers_of
 
 
 class Base:
@@ -39,15 +40,6 @@ class Recorder:
         graph = torch.cuda.CUDAGraph()
         graph.tape, graph.whose = self._recorder.capture(*args), self._whose
         return graph
-
-
-def managers_of(runner):
-    speculator = runner.speculator
-    return {
-        "target": runner.cudagraph_manager,
-        "prefill": speculator.prefill_cudagraph_manager,
-        "decode": speculator.decode_cudagraph_manager,
-    }
 
 
 @pytest.fixture

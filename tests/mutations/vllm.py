@@ -8,6 +8,7 @@ _TESTS = "tests/adapters/test_vllm.py"
 _FAULTS = "tests/adapters/test_vllm_faults.py"
 _LAUNCHES = "tests/adapters/test_vllm_launches.py"
 _DIRECT = "tests/adapters/test_vllm_direct_launches.py"
+_ORDERS = "tests/adapters/test_vllm_launch_orders.py"
 _TORCHS = "tests/adapters/test_vllm_torch_graphs.py"
 _LEFT = "tests/adapters/test_vllm_left_alone.py"
 
@@ -114,7 +115,7 @@ MUTATIONS = (
         "adapters/vllm/launches.py",
         "            return rows\n",
         "            return graphs.latest[3]\n",
-        (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
+        (f"{_ORDERS}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
         "vllm-launch-remembers-past-its-end",
@@ -122,7 +123,7 @@ MUTATIONS = (
         "adapters/vllm/launches.py",
         "                if current is not graphs or graphs.changed is not found:\n",
         "                if graphs.changed is not found:\n",
-        (f"{_DIRECT}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
+        (f"{_ORDERS}::test_a_launch_during_which_the_hooks_are_taken_off_returns_the_same",),
     ),
     Mutation(
         "vllm-replaced-sources-raise",
@@ -149,7 +150,7 @@ MUTATIONS = (
         "adapters/vllm/launches.py",
         "            if latest[0] is desc and latest[4] is found:\n",
         "            if latest[0] is desc:\n",
-        (f"{_DIRECT}::test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed",),
+        (f"{_ORDERS}::test_a_graph_that_is_filed_during_a_launch_is_the_next_to_be_replayed",),
     ),
     Mutation(
         "vllm-tables-of-others-taken-for-ours",
@@ -287,7 +288,7 @@ MUTATIONS = (
         "        self.changed, self.latest = object(), _NOTHING\n"
         "        return of_dict(self, *args, **kwargs)\n",
         (
-            f"{_DIRECT}::test_after_a_change_of_a_table_its_graph_is_replayed_whoever_launched_during_it",
+            f"{_ORDERS}::test_after_a_change_of_a_table_its_graph_is_replayed_whoever_launched_during_it",
         ),
     ),
     Mutation(
@@ -296,7 +297,7 @@ MUTATIONS = (
         "adapters/vllm/launches.py",
         "            current = None\n            table.latest = _NOTHING\n",
         "            table.latest = _NOTHING\n            current = None\n",
-        (f"{_DIRECT}::test_hooks_that_were_taken_off_during_launches_keep_no_memory",),
+        (f"{_ORDERS}::test_hooks_that_were_taken_off_during_launches_keep_no_memory",),
     ),
     Mutation(
         "vllm-graphs-kept-that-went",
@@ -304,7 +305,7 @@ MUTATIONS = (
         "adapters/vllm/launches.py",
         "                if current is not graphs or graphs.changed is not found:\n",
         "                if current is not graphs:\n",
-        (f"{_DIRECT}::test_a_graph_that_went_is_not_kept",),
+        (f"{_ORDERS}::test_a_graph_that_went_is_not_kept",),
     ),
     Mutation(
         "vllm-draft-never-piecewise",
@@ -328,7 +329,7 @@ MUTATIONS = (
         "adapters/vllm/choices.py",
         "                    and remembers\n",
         "",
-        (f"{_LAUNCHES}::test_what_is_told_to_forget_while_it_answers_asks_each_time",),
+        (f"{_ORDERS}::test_what_is_told_to_forget_while_it_answers_asks_each_time",),
     ),
     Mutation(
         "vllm-answers-held-past-the-end",
@@ -336,7 +337,7 @@ MUTATIONS = (
         "adapters/vllm/choices.py",
         "            if remembers:\n                known =",
         "            if True:\n                known =",
-        (f"{_LAUNCHES}::test_what_was_told_to_forget_holds_no_answer",),
+        (f"{_ORDERS}::test_what_was_told_to_forget_holds_no_answer",),
     ),
     Mutation(
         "vllm-answers-held-when-told-to-forget",
@@ -344,7 +345,7 @@ MUTATIONS = (
         "adapters/vllm/choices.py",
         "            known, remembers = None, False\n",
         "            remembers = False\n",
-        (f"{_LAUNCHES}::test_what_was_told_to_forget_holds_no_answer",),
+        (f"{_ORDERS}::test_what_was_told_to_forget_holds_no_answer",),
     ),
     Mutation(
         "vllm-bare-graphs-are-replays-alone",

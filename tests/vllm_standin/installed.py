@@ -66,3 +66,13 @@ class Installed:
         runner = self.make(**options)
         self.warm_up(runner)
         return runner
+
+
+def managers_of(runner):
+    """Return the graph managers of a runner, by what they are for."""
+    speculator = runner.speculator
+    return {
+        "target": runner.cudagraph_manager,
+        "prefill": speculator.prefill_cudagraph_manager,
+        "decode": speculator.decode_cudagraph_manager,
+    }

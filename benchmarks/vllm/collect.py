@@ -276,7 +276,7 @@ def _of_a_step(where: str, profile: Found) -> Iterator[Figure]:
 
 
 def _ratio(name: str, found: Found) -> Figure:
-    interval = Ratio(*(found[each] for each in ("median", "low", "high")))
+    interval = Ratio(*(found[each] for each in Ratio._fields))
     return Figure.of(name, interval, "ratio")
 
 

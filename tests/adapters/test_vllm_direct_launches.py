@@ -22,7 +22,7 @@ from graphshare.adapters.vllm.signatures import is_released
 from graphshare.errors import StaleStateError
 from tests.vllm_standin import offloader
 from tests.vllm_standin.engine import requests, serve
-from tests.vllm_standin.installed import managers_of, module
+from tests.vllm_standin.installed import counting, managers_of, module
 
 
 def launched_directly(runner):
@@ -282,14 +282,6 @@ def test_hooks_that_were_taken_off_launch_as_vllm_does(vllm) -> None:
     manager.hidden_states = None
     gc.collect()
     assert gone() is None
-
-
-def counting(inner, calls):
-    def run_fullgraph(*args):
-        calls.append(args)
-        return inner(*args)
-
-    return run_fullgraph
 
 
 def test_a_launch_that_others_have_replaced_before_is_left_to_them(vllm) -> None:

@@ -12,6 +12,7 @@ from graphshare.adapters.vllm import activate, deactivate, sessions
 from graphshare.adapters.vllm.choices import Remembering, as_target
 from graphshare.adapters.vllm.signatures import is_released, released
 from graphshare.adapters.vllm.twins import knowing_its_hash
+from tests.vllm_standin.installed import counting
 
 counts, queries = st.integers(0, 18), st.sampled_from([None, 1, 4])
 adapters = st.integers(0, 2)
@@ -100,14 +101,6 @@ def test_a_draft_runs_what_the_target_ran(vllm) -> None:
             assert desc.num_tokens == num_tokens
             if not piecewise:
                 assert desc.num_reqs == 3
-
-
-def counting(inner, calls):
-    def dispatch(*args, **kwargs):
-        calls.append(args)
-        return inner(*args, **kwargs)
-
-    return dispatch
 
 
 @pytest.mark.parametrize("when", ["before the capture", "after it, and hooks on again"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphshare.adapters.vllm import activate, deactivate, sessions
+from tests.like_torchs import give_torch_graphs
 from tests.vllm_standin.engine import requests, serve
 from tests.vllm_standin.installed import managers_of
 
@@ -18,13 +19,6 @@ class Base:
 
     def replay(self):
         self.tape.replay()
-
-
-METHOD = """
-class CUDAGraph(base):
-    def replay(self):
-        super().replay()
-"""
 
 
 class Recorder:
@@ -44,12 +38,7 @@ class Recorder:
 
 @pytest.fixture
 def torchs(monkeypatch):
-    """A class as torch's, of torch's own module."""
-    names, made = vars(torch.cuda.graphs), {}
-    monkeypatch.setitem(names, "base", Base)
-    exec(METHOD, names, made)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", made["CUDAGraph"])
-    return made["CUDAGraph"]
+    return give_torch_graphs(monkeypatch, Base)
 
 
 @pytest.fixture

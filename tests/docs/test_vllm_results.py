@@ -315,17 +315,18 @@ def test_what_the_look_takes() -> None:
     """Beside vLLM's build, where nothing is rebuilt."""
     added: list[float] = []
     for version in LATER:
-        ((_, profile),) = (
-            each
-            for each in _results(version)["profile_of_a_step"].items()
-            if ", small, " in each[0]
-        )
+        (profile,) = _times(version, "profile_of_a_step", "small")
         for requests in ("1", "8", "32"):
             on, off = (profile[requests][name]["median_us"] for name in ("on", "off"))
             added.append(on[BUILD] - off[BUILD])
     assert (
         f"The checks add {min(added):.0f} to {max(added):.0f} µs to the target's build" in _page()
     )
+
+
+def _times(version: str, task: str, pair: str) -> list[dict[str, Any]]:
+    """What was timed with a pair; what was timed once more comes after it."""
+    return [each for label, each in _results(version)[task].items() if f", {pair}, " in label]
 
 
 def _steps(version: str, pair: str) -> list[dict[str, Any]]:
@@ -405,9 +406,7 @@ def test_how_much_the_wide_intervals_say() -> None:
 
 def test_one_case_of_the_second_run_says_nothing() -> None:
     first, again = (
-        each["concurrency 1, 64 tokens"]
-        for label, each in _results("0.26.0")["end_to_end"].items()
-        if ", 8B, " in label
+        each["concurrency 1, 64 tokens"] for each in _times("0.26.0", "end_to_end", "8B")
     )
     assert again["median_ms"]["off"] > 2 * first["median_ms"]["off"]
     low, high = again["to_off"]["on"][OF_ALL]
@@ -446,11 +445,10 @@ def test_the_page_names_each_single_interval_that_leaves_out_one() -> None:
 def test_the_first_token_of_the_8b_pair_at_one_request() -> None:
     later: list[float] = []
     for version in LATER:
-        for label, times in _results(version)["end_to_end"].items():
-            if ", 8B, " in label:
-                case = times["concurrency 1, 1 tokens"]
-                share = case["to_off"]["on"]["median"] - 1
-                later.append(1000 * case["median_ms"]["off"] * share)
+        for times in _times(version, "end_to_end", "8B"):
+            case = times["concurrency 1, 1 tokens"]
+            share = case["to_off"]["on"]["median"] - 1
+            later.append(1000 * case["median_ms"]["off"] * share)
     assert len(later) == 6
     said = f"later, by {min(later):.0f} to {max(later):.0f} µs (the median ratio times"
     assert f"the first token of the 8B pair at one request probably does come {said}" in _page()
@@ -473,11 +471,10 @@ def test_a_draft_was_kept_from_full_graphs_that_the_target_did_not_run(version: 
 def test_the_first_step_after_a_change() -> None:
     more: list[float] = []
     for version in SUPPORTED:
-        for label, profile in _results(version)["profile_of_a_step"].items():
-            if ", small, " in label:
-                since = profile["1"]["steps_since_a_change"]
-                first, others = since["the first adds_us"], since["the others add_us"]
-                more.append(first["median"] - others["median"])
+        for profile in _times(version, "profile_of_a_step", "small"):
+            since = profile["1"]["steps_since_a_change"]
+            first, others = since["the first adds_us"], since["the others add_us"]
+            more.append(first["median"] - others["median"])
     said = " ".join((ROOT / "benchmarks" / "README.md").read_text("utf-8").split())
     assert max(more) <= 0
     less = f"{-max(more):.0f} to {-min(more):.0f} µs less than in the next ones"

@@ -169,14 +169,22 @@ MUTATIONS = (
             "",
             (f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",),
         )
-        for name in ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem")
+        for name in (
+            "__delitem__",
+            "__init__",
+            "__ior__",
+            "__setitem__",
+            "clear",
+            "pop",
+            "popitem",
+        )
     ),
     Mutation(
         "vllm-table-changed-unseen-by-update",
         "whatever is done to a table, the graph in it is replayed",
         "adapters/vllm/launches.py",
-        ', "update"):\n',
-        "):\n",
+        ' "update",\n',
+        "\n",
         (f"{_DIRECT}::test_whatever_is_done_to_a_table_the_graph_in_it_is_replayed",),
     ),
     Mutation(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from graphshare.adapters.vllm.launches import _launches_alone, bare, launch_of
+from tests.like_torchs import LAUNCH, give_torch_graphs
 
 
 class Base:
@@ -21,12 +22,6 @@ class Base:
         self.launched += 1
 
 
-BODY = "        super().replay()"
-METHOD = """
-class CUDAGraph(base):
-    def replay(self):
-{}
-"""
 WRAPPER = """
 def wrapped(own):
     class CUDAGraph(base):
@@ -39,18 +34,8 @@ def wrapped(own):
 
 @pytest.fixture
 def torchs(monkeypatch):
-    """Gives torch a class whose method, of torch's own module, has a body."""
-
-    def make(body=BODY):
-        # In torch's own names, as its method is.
-        names = vars(torch.cuda.graphs)
-        monkeypatch.setitem(names, "base", Base)
-        made = {}
-        exec(METHOD.format(body), names, made)
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", made["CUDAGraph"])
-        return made["CUDAGraph"]
-
-    return make
+    """Gives torch a class whose method has a body."""
+    return functools.partial(give_torch_graphs, monkeypatch, Base)
 
 
 def test_it_is_the_method_of_the_base(torchs) -> None:
@@ -62,7 +47,7 @@ def test_it_is_the_method_of_the_base(torchs) -> None:
 
 
 def test_a_graph_whose_inputs_are_followed_is_left_as_it_is(torchs) -> None:
-    body = "        self._tracker and self._tracker.check_alive(self.pool())\n" + BODY
+    body = "        self._tracker and self._tracker.check_alive(self.pool())\n" + LAUNCH
     graph = torchs(body)()
     graph._tracker = None
     assert launch_of(graph) is not None
@@ -73,8 +58,8 @@ def test_a_graph_whose_inputs_are_followed_is_left_as_it_is(torchs) -> None:
 
 def test_a_method_that_does_more_is_left_as_it_is(torchs) -> None:
     """Such as one of a torch to come."""
-    assert launch_of(torchs("        self.count()\n" + BODY)()) is None
-    assert launch_of(torchs("        (lambda: self.count())()\n" + BODY)()) is None
+    assert launch_of(torchs("        self.count()\n" + LAUNCH)()) is None
+    assert launch_of(torchs("        (lambda: self.count())()\n" + LAUNCH)()) is None
     for nothing in ("        pass", "        __class__"):
         assert launch_of(torchs(nothing)()) is None
 

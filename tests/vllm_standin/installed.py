@@ -76,3 +76,13 @@ def managers_of(runner):
         "prefill": speculator.prefill_cudagraph_manager,
         "decode": speculator.decode_cudagraph_manager,
     }
+
+
+def counting(inner, calls):
+    """Return what others may have put around a method: it notes what it is called with."""
+
+    def noting(*args, **kwargs):
+        calls.append(args)
+        return inner(*args, **kwargs)
+
+    return noting

@@ -4,8 +4,9 @@ Installed beside a stock vLLM, asleep unless ``GRAPHSHARE_VLLM`` is set. Reading
 (the variable), ``plugin`` (what vLLM calls), ``arrival`` (waits for vLLM's worker), ``activation``
 (the one patch of a class, and its undoing), ``support`` (what is left alone, and why), ``session``
 (three pools for one model runner), ``owners`` (who builds which state), ``backends`` (what each
-attention backend freezes), ``loops`` (in vLLM's capture loops), ``serving`` with ``launches`` and
-``twins`` (in vLLM's steps), ``versions`` with ``signatures``, and one file a version.
+attention backend freezes), ``loops`` (in vLLM's capture loops), ``serving`` with ``choices``,
+``launches`` and ``twins`` (in vLLM's steps), ``versions`` with ``signatures``, and one file a
+version.
 """
 
 from __future__ import annotations

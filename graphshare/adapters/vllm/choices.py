@@ -64,6 +64,7 @@ class Remembering:
         known: tuple[Any, Any, Any, Any, Any] | None = None
         remembers = True
 
+        # Arguments one by one: to collect and compare them takes as long as all else.
         def dispatched(
             num_reqs: Any,
             num_tokens: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -107,12 +107,6 @@ class Graphs(dict[Any, Any]):
     changed: object
     latest: _Latest
 
-    def __init__(self, graphs: Iterable[Any] = ()) -> None:
-        try:
-            super().__init__(graphs)
-        finally:  # also where it is begun anew, and to no end
-            self.changed, self.latest = object(), _NOTHING
-
 
 def _changing(of_dict: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_dict)
@@ -125,8 +119,10 @@ def _changing(of_dict: Callable[..., Any]) -> Callable[..., Any]:
     return changing
 
 
-# All but `setdefault`, which replaces nothing.
-for _name in ("__delitem__", "__ior__", "__setitem__", "clear", "pop", "popitem", "update"):
+# All but `setdefault`, which replaces nothing. `__init__` can be called on a table that is in use.
+for _name in (
+    "__delitem__", "__init__", "__ior__", "__setitem__", "clear", "pop", "popitem", "update",
+):  # fmt: skip
     setattr(Graphs, _name, _changing(getattr(dict, _name)))
 
 

@@ -161,21 +161,21 @@ class Serving:
             return
         target, speculator = self._runner.cudagraph_manager, self._runner.speculator
         prefill, decode = speculator.prefill_cudagraph_manager, speculator.decode_cudagraph_manager
-        for manager in (target, decode):
-            if _captured(manager) and is_released(manager, "dispatch", functions):
+        module = self._family.managers()
+        for manager in (target, prefill, decode):
+            table = getattr(manager, "graphs", None)
+            if not isinstance(table, Graphs):  # there is none, or it has no full graphs
+                continue
+            if manager is not prefill and is_released(manager, "dispatch", functions):
                 remembering = Remembering(manager.dispatch)
                 self._enders.append(remembering.forget)
                 patches.set(manager, "dispatch", remembering.dispatch)
-        module = self._family.managers()
-        for manager in (target, prefill, decode):
             returns = manager is target
             # Not rows of one tensor: an EAGLE-3 head reads several, and there may be none.
             more = returns and (
                 manager.hidden_states is None or manager.use_aux_hidden_state_outputs
             )
-            table = getattr(manager, "graphs", None)
-            stands = isinstance(table, Graphs)
-            if stands and not more and is_released(manager, "run_fullgraph", functions):
+            if not more and is_released(manager, "run_fullgraph", functions):
                 launching = Launching(manager, table, module, returns=returns)
                 self._enders.append(launching.end)
                 patches.set(manager, "run_fullgraph", launching.run_fullgraph)
@@ -377,7 +377,3 @@ class Serving:
 
         patches.set(manager, "dispatch", dispatched)
         patches.set(speculator, "_build_draft_attn_metadata", built)
-
-
-def _captured(manager: Any) -> bool:
-    return manager is not None and bool(manager.graphs)

@@ -202,7 +202,7 @@ class GraphPool(InspectedPool[K]):
         entries = self._entries.values() if key is None else [self.lookup(key, "invalidate")]
         for entry in entries:
             record = entry.record
-            record.begin((self.name, entry.key), entry.owner_key)
+            record.overwrite((self.name, entry.key), entry.owner_key)
             record.spoil(Why(Staleness.INVALIDATED, (self.name, entry.key)))
 
     # Capture.

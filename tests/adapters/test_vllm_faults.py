@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import fields, replace
 
 import pytest
@@ -72,6 +73,58 @@ def test_a_step_off_the_graphs_in_between_is_refused(vllm, cudagraph_mode) -> No
     with pytest.raises(StaleStateError) as refused:
         runner.speculator.prefill_cudagraph_manager.run_fullgraph(key)
     assert refused.value.rule == "invalidated"
+
+
+def _fresh(session):
+    entries = session.target.holdings.entries
+    return [key for key, entry in entries.items() if entry.record.fresh or entry.lease.left]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_a_step_off_the_graphs_nothing_is_fresh_whatever_came_before(vllm, seed) -> None:
+    """The first of several in a row, and one after a refresh that no step of vLLM asked for."""
+    activate("verify")
+    runner = vllm.start(cudagraph_mode="FULL_AND_PIECEWISE")
+    (session,) = sessions()
+    executed(runner)
+    key, prefill = runner.ran[-1], runner.speculator.prefill_cudagraph_manager
+    rng = random.Random(seed)
+    events = rng.choices(("full", "off", "off", "refreshed", "failed", "resumed"), k=24)
+    for event in (*events, "refreshed", "off", "off"):
+        if event == "full":
+            executed(runner)
+        elif event == "refreshed":
+            executed(runner)
+            built = session.target.states[key]
+            runner.execute_model([(1, [5, 6, 7], 0)])
+            assert not _fresh(session)
+            session.target.refresh(key, built)
+            assert _fresh(session) == [key]
+        elif event == "failed":
+            with pytest.raises(BakedValueChangedError):
+                session.target.refresh(key, "something else")
+        elif event == "resumed":
+            session.pause()
+            session.resume()
+        else:
+            runner.execute_model([(1, [5, 6, 7], 0)])
+            assert runner.ran[-1].cg_mode.name != "FULL"
+            assert not _fresh(session)
+            with pytest.raises(StaleStateError):
+                prefill.run_fullgraph(key)
+
+
+def test_a_second_step_off_the_graphs_in_a_row_has_nothing_to_tell(vllm) -> None:
+    activate()
+    runner = vllm.start(cudagraph_mode="FULL_AND_PIECEWISE")
+    (session,) = sessions()
+    for _ in range(2):
+        executed(runner)
+        told = []
+        for _ in range(3):
+            runner.execute_model([(1, [5, 6, 7], 0)])
+            told.append(session.target.ledger.epoch)
+        assert told[0] == told[1] == told[2]
 
 
 def test_a_build_that_fails_has_written_too(vllm) -> None:

@@ -435,7 +435,7 @@ MUTATIONS = (
         "rule-6-overlap-ignored",
         "invalidate stales all that a build for the key may have written over",
         "pool.py",
-        "            record.begin((self.name, entry.key), entry.owner_key)\n",
+        "            record.overwrite((self.name, entry.key), entry.owner_key)\n",
         "",
         ("tests/unit/test_pool_lifetime.py::test_invalidate_one_or_all",),
     ),

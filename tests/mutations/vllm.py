@@ -25,9 +25,17 @@ MUTATIONS = (
         "vllm-eager-steps-untold",
         "a step off the graphs makes the target's states stale",
         "adapters/vllm/serving.py",
-        "            target.invalidate(latest)\n",
+        "                target.invalidate(latest)\n",
         "",
         (f"{_FAULTS}::test_a_step_off_the_graphs_in_between_is_refused",),
+    ),
+    Mutation(
+        "vllm-eager-steps-told-once",
+        "a step off the graphs is told of whenever something has become fresh",
+        "adapters/vllm/serving.py",
+        " or ledger.epoch != told:\n",
+        " or told is None:\n",
+        (f"{_FAULTS}::test_after_a_step_off_the_graphs_nothing_is_fresh_whatever_came_before",),
     ),
     Mutation(
         "vllm-shape-by-tokens-alone",

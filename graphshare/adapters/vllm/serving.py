@@ -213,6 +213,9 @@ class Serving:
         owner: Any = target.owner
         pick = owner.pick
         latest: Any = target.keys()[0]
+        ledger = target.ledger
+        # What it was when a step off the graphs was told of last.
+        told: int | None = None
         full, mode = latest.cg_mode, latest.cg_mode
         # The last build, where it was for a full graph.
         step: _Step | None = None
@@ -269,12 +272,15 @@ class Serving:
         def off_the_graphs(ran: Any) -> None:
             # Eager or piecewise: the same builders have written the same buffers. One key stands
             # for all that they write; a refusal names the last one as invalidated.
-            nonlocal latest, mode, step
+            nonlocal latest, mode, step, told
             if not current:
                 return
             if step is not None:
                 latest = step.key
-            target.invalidate(latest)
+            # One after the other writes what is stale already: nothing has become fresh since.
+            if step is not None or ledger.epoch != told:
+                target.invalidate(latest)
+                told = ledger.epoch
             step, mode = None, ran
 
         def steered(

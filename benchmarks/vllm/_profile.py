@@ -22,6 +22,7 @@ from benchmarks.vllm._variants import (
     SHARE,
     TIMED,
     Switch,
+    beside_off,
     names,
     share_of_skipping,
     to_off,
@@ -100,18 +101,16 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
     """
     variants = list(whole[0])
     measured = [(HOOKED, apart, _hooked(variants)), (STEP, whole, _step)]
-    others = [name for name in variants if name != "off"]
     found: dict[str, Any] = {"turns": {"whole": len(whole), "apart": len(apart)}}
-    for name in others:
-        found[f"{name}_adds_us"] = {
-            what: bootstrap(
-                [(of(turn[name][0].parts) - of(turn["off"][0].parts)) * 1e6 for turn in turns]
-            )._asdict()
-            for what, turns, of in measured
-        }
-    found["steps_to_off"] = to_off(
-        {name: [_step(turn[name][0].parts) for turn in whole] for name in variants}
-    )
+
+    def times(turns: Sequence[Turn], of: Callable[[Parts], float]) -> dict[str, list[float]]:
+        return {name: [of(turn[name][0].parts) for turn in turns] for name in variants}
+
+    for what, turns, of in measured:
+        for name, rows in beside_off(times(turns, of)).items():
+            added = bootstrap([(one - off) * 1e6 for one, off in rows])
+            found.setdefault(f"{name}_adds_us", {})[what] = added._asdict()
+    found["steps_to_off"] = to_off(times(whole, _step))
     found["step_of_vllm_alone_us"] = bootstrap(
         [_step(turn["off"][0].parts) * 1e6 for turn in whole]
     )._asdict()

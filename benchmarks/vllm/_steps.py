@@ -7,9 +7,9 @@ an order drawn anew for each turn, and only the steps of one turn are compared, 
 kind: the same graph, the same number of requests. What changes the variant runs between the steps,
 outside of their times.
 
-In a process that serves, the hooks run in each step, here in every second or third, so that other
-things may be in the processor's caches. ``BLOCK`` steps of one variant in a row show what that
-does: the first after a change is compared with the others.
+In a process that serves, the hooks run in each step, here in two of four or one of three, so that
+other things may be in the processor's caches. ``BLOCK`` steps of one variant in a row show what
+that does: the first after a change is compared with the others.
 """
 
 from __future__ import annotations

@@ -24,8 +24,10 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
     """Hooks on against hooks off, from one call to the next: paired ratios with 95% intervals.
 
     Where vLLM rebuilds before the draft's prefill (0.20.2), a third variant skips the rebuild;
-    elsewhere it is vLLM alone once more. A call of 64 tokens takes a tenth of a second, in which a
+    elsewhere both have two turns a round. A call of 64 tokens takes a tenth of a second, in which a
     machine drifts by some per cent; the ``profile`` compares steps that follow each other.
+
+    Every call of a case is asked the same: how many different answers came is counted.
     """
     import vllm
 
@@ -35,6 +37,8 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     rng = random.Random(0)
 
+    answers: set[tuple[tuple[int, ...], ...]] = set()
+
     def seconds(variant: str, requests: list[dict[str, list[int]]], new: int) -> float:
         params = vllm.SamplingParams(
             temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False
@@ -42,8 +46,10 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
         switch.to(variant)
         torch.cuda.synchronize()
         start = time.perf_counter()
-        llm.generate(requests, params, use_tqdm=False)
-        return time.perf_counter() - start
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        took = time.perf_counter() - start
+        answers.add(tuple(tuple(each.outputs[0].token_ids) for each in outputs))
+        return took
 
     for concurrency in options.concurrency:
         requests = [
@@ -51,6 +57,7 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
             for _ in range(concurrency)
         ]
         for new, share in _CASES:
+            answers.clear()
             for variant in variants:
                 seconds(variant, requests, new)
             times: dict[str, list[float]] = {variant: [] for variant in variants}
@@ -60,6 +67,7 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
                     times[variant].append(seconds(variant, requests, new))
             case = found[f"concurrency {concurrency}, {new} tokens"] = {
                 "rounds": len(times["off"]),
+                "different_answers": len(answers),
                 SECONDS: times,
                 "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
                 "to_off": to_off(times),

@@ -10,11 +10,12 @@ import torch
 from benchmarks._measure import Ratio, among, bootstrap, medians, resampled
 
 __all__ = [
-    "AGAIN", "COMPARISONS", "DECODES", "OF_ALL", "SHARE", "TIMED", "Place", "Switch", "names",
-    "share_of_skipping", "to_off",
+    "AGAIN", "COMPARISONS", "DECODES", "OF_ALL", "ON_AGAIN", "SHARE", "TIMED", "Place", "Switch",
+    "beside_off", "names", "share_of_skipping", "to_off",
 ]  # fmt: skip
 
 AGAIN = "again"
+ON_AGAIN = "on again"
 OF_ALL = "together_with_all_comparisons"
 
 COMPARISONS = 54
@@ -45,14 +46,15 @@ _ABSENT: Any = object()
 
 
 def names(session: Any) -> list[str]:
-    """What can be compared: ``on``, ``off``, and ``skipped`` or ``again``.
+    """What can be compared: ``on``, ``off``, and ``skipped``, or the two others once more.
 
     ``skipped`` leaves out vLLM 0.20.2's rebuild before each draft prefill and checks nothing: what
-    there is to win. Where nothing is rebuilt, ``again`` is what ``off`` is: how much vLLM alone
-    differs from itself.
+    there is to win. Where nothing is rebuilt, no difference is to show. What ran last is still in
+    the processor's caches, so there each has two turns of four: ``on again`` is what ``on`` is, and
+    ``again`` what ``off`` is, which also says how much vLLM alone differs from itself.
     """
     rebuilds = session.family.without_rebuild is not None
-    return ["on", "off", "skipped" if rebuilds else AGAIN]
+    return ["on", "off", "skipped"] if rebuilds else ["on", "off", ON_AGAIN, AGAIN]
 
 
 class Switch:
@@ -97,6 +99,7 @@ class Switch:
         without_rebuild = session.family.without_rebuild
         if without_rebuild is None:
             self.add(AGAIN, {})
+            self.add(ON_AGAIN, {}, like="on")
         else:
             place = "speculator", "_build_draft_attn_metadata"
             self.add("skipped", {place: without_rebuild(self.originals[place], lambda: True)})
@@ -153,8 +156,30 @@ class Switch:
         self.to("on")
 
 
+def beside_off(times: Mapping[str, Sequence[float]]) -> dict[str, list[tuple[float, float]]]:
+    """Pair the time of each variant with that of ``off``, round by round.
+
+    Args:
+        times: By variant, one of each round.
+
+    Returns:
+        By variant. Where ``on`` and ``off`` have two turns each, ``on`` is the means of both;
+        ``again`` is beside the other turn of vLLM alone.
+    """
+    rows = {name: list(zip(each, times["off"], strict=True)) for name, each in times.items()}
+    del rows["off"]
+    if ON_AGAIN in rows:
+        turns = [times[name] for name in ("on", ON_AGAIN, "off", AGAIN)]
+        rows["on"] = [
+            ((one + other) / 2, (off + again) / 2)
+            for one, other, off, again in zip(*turns, strict=True)
+        ]
+        del rows[ON_AGAIN]
+    return rows
+
+
 def to_off(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Compare each variant with ``off``, round by round.
+    """Compare each variant with ``off``, as :func:`beside_off` pairs them.
 
     Args:
         times: By variant, one of each round.
@@ -164,11 +189,10 @@ def to_off(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
         together with those of all ``COMPARISONS``.
     """
     found: dict[str, Any] = {}
-    for name, each in times.items():
-        if name != "off":
-            ratios = [one / off for one, off in zip(each, times["off"], strict=True)]
-            _, *ends = among(ratios, COMPARISONS)
-            found[name] = {**bootstrap(ratios)._asdict(), OF_ALL: ends}
+    for name, rows in beside_off(times).items():
+        ratios = [one / off for one, off in rows]
+        _, *ends = among(ratios, COMPARISONS)
+        found[name] = {**bootstrap(ratios)._asdict(), OF_ALL: ends}
     return found
 
 

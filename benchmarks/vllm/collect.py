@@ -20,7 +20,7 @@ from benchmarks.vllm._profile import HOOKED
 from benchmarks.vllm._time import SECONDS
 from benchmarks.vllm._variants import SHARE
 
-_KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "target_ran", "draft_ran")
+_KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "most_at_once", "target_ran", "draft_ran")
 _KEPT_OF_STATISTICS = (
     "active", "borrowed", "builds_avoided", "verified", "steered", "refusals", "graphs",
     "graph_bytes",

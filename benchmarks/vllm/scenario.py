@@ -32,13 +32,19 @@ def digest(value: Any) -> str:
 
 
 def tokens(llm: Any, options: Any) -> dict[str, Any]:
-    """Tokens and drafts of requests that arrive by steps, at each concurrency."""
+    """Tokens and drafts of requests that arrive by steps, at each concurrency.
+
+    Few of them one every two steps, so that they differ in how far they are; many one a step, or
+    the first would end before the last begins.
+    """
     found: dict[str, Any] = {}
     runner = _engine.runner()
     for concurrency in options.concurrency:
         with _engine.Recorder(runner) as seen:
             requests = _engine.prompts(concurrency, seed=concurrency)
-            texts, steps = _engine.serve(llm, requests, name=f"t{concurrency}")
+            texts, steps, at_once = _engine.serve(
+                llm, requests, every=2 if concurrency <= 8 else 1, name=f"t{concurrency}"
+            )
         drafts = seen.drafts()
         found[str(concurrency)] = {
             "tokens": texts,
@@ -46,6 +52,7 @@ def tokens(llm: Any, options: Any) -> dict[str, Any]:
             "drafts_digest": digest(drafts),
             "drafts": drafts if concurrency == 1 else None,
             "steps": steps,
+            "most_at_once": at_once,
             "distinct": [len(set(text)) for text in texts],
             "target_ran": dict(collections.Counter(mode for mode, _, _ in seen.steps)),
             "draft_ran": dict(collections.Counter(mode for mode, _, _ in seen.prefills)),
@@ -71,7 +78,7 @@ def short_prompts(llm: Any, options: Any) -> dict[str, Any]:
         for number, length in enumerate((first, *others))
     ]
     with _engine.Recorder(runner) as seen:
-        texts, steps = _engine.serve(llm, requests, new=64, every=4, name="short")
+        texts, steps, _ = _engine.serve(llm, requests, new=64, every=4, name="short")
     return {
         "tokens": texts,
         "digest": digest(texts),

@@ -10,7 +10,7 @@ import torch
 from benchmarks.vllm import _engine, _steps
 from benchmarks.vllm._profile import compared, profile, timed_parts
 from benchmarks.vllm._steps import WHOLE, in_turns
-from benchmarks.vllm._variants import AGAIN, OF_ALL, SHARE, Switch, names
+from benchmarks.vllm._variants import AGAIN, OF_ALL, ON_AGAIN, SHARE, Switch, names
 from benchmarks.vllm.collect import _of_a_step
 from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import engine
@@ -104,7 +104,7 @@ def test_tokens_do_not_hang_on_the_turns(vllm, turns) -> None:
     assert seen.builds_avoided > 0
     assert all(set(turn) >= {"on", "off"} for turn in found)
     assert ("skipped" in found[0]) == (vllm.version == "0.20.2")
-    assert (AGAIN in found[0]) == (vllm.version != "0.20.2")
+    assert ({AGAIN, ON_AGAIN} <= set(found[0])) == (vllm.version != "0.20.2")
 
 
 def test_a_variant_without_hooks_has_none_of_them(start) -> None:
@@ -128,13 +128,15 @@ def test_a_variant_without_hooks_has_none_of_them(start) -> None:
     alone = found()
     session.resume()
     switch = Switch(session, runner)
-    assert found() != alone
+    found_on = found()
+    assert found_on != alone
     for name in names(session):
         switch.to(name)
         seen = found()
         if name == "skipped":
             seen = [pair for pair in seen if pair[0] != "_build_draft_attn_metadata"]
-        assert (seen == alone) is (name != "on"), name
+        assert (seen == alone) is (name not in ("on", ON_AGAIN)), name
+        assert (seen == found_on) is (name in ("on", ON_AGAIN)), name
     assert [name for name, _ in with_hooks] != [name for name, _ in alone]
 
 
@@ -211,3 +213,21 @@ def test_a_turn_is_compared_with_itself() -> None:
     assert found["steps_to_off"]["on"][OF_ALL] == pytest.approx([0.9, 0.9])
     share = found[SHARE]["to the step of the engine"]
     assert share["median"] == pytest.approx(100 / 110)
+
+
+def test_where_both_have_two_turns_each_counts_with_both() -> None:
+    """Whatever two turns of one kind differ by, they count alike; vLLM alone has one of itself."""
+
+    def turn(slow):
+        seconds = {"on": 1100e-6, ON_AGAIN: 900e-6, "off": 1300e-6, AGAIN: 700e-6}
+        return {name: [_steps.Step(None, {WHOLE: each * slow})] for name, each in seconds.items()}
+
+    whole = [turn(1.0)] * 30 + [turn(1.5)] * 31
+    found = compared(whole, whole)
+    assert set(found["steps_to_off"]) == {"on", AGAIN}
+    assert found["steps_to_off"]["on"]["median"] == pytest.approx(1)
+    assert found["steps_to_off"]["on"][OF_ALL] == pytest.approx([1, 1])
+    assert found["steps_to_off"][AGAIN]["median"] == pytest.approx(7 / 13)
+    added = {name: found[f"{name}_adds_us"]["to the step of the engine"] for name in ("on", AGAIN)}
+    assert added["on"]["low"] == added["on"]["high"] == pytest.approx(0)
+    assert (added[AGAIN]["low"], added[AGAIN]["high"]) == pytest.approx((-900, -600))

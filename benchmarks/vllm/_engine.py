@@ -122,11 +122,11 @@ def prompts(count: int, seed: int = 0, longest: int = 300) -> list[list[int]]:
 
 def serve(
     llm: Any, requests: Sequence[list[int]], *, new: int = 64, every: int = 2, name: str = "r"
-) -> tuple[list[list[int]], int, int]:
+) -> tuple[list[list[int]], int]:
     """Run requests that arrive one by one, a new one each ``every`` steps of the engine.
 
     Returns:
-        The new tokens of each, the number of steps, and how many were under way at once.
+        The new tokens of each, and the number of steps.
     """
     import vllm
 
@@ -134,19 +134,18 @@ def serve(
     params = vllm.SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False)
     waiting = list(enumerate(requests))
     done: dict[str, list[int]] = {}
-    step = at_once = 0
+    step = 0
     while waiting or engine.has_unfinished_requests():
         while waiting and waiting[0][0] * every <= step:
             number, prompt = waiting.pop(0)
             engine.add_request(f"{name}-{number}", {"prompt_token_ids": prompt}, params)
-        at_once = max(at_once, len(requests) - len(waiting) - len(done))
         for output in engine.step():
             if output.finished:
                 done[output.request_id] = list(output.outputs[0].token_ids)
         step += 1
         if step > 20000:
             raise RuntimeError(f"{len(done)} of {len(requests)} requests are done")
-    return [done[f"{name}-{number}"] for number in range(len(requests))], step, at_once
+    return [done[f"{name}-{number}"] for number in range(len(requests))], step
 
 
 _begun = itertools.count()
@@ -205,6 +204,10 @@ class Recorder:
     def _proposed(self, result: torch.Tensor, args: Any, kwargs: Any) -> None:
         batch = args[0] if args else kwargs["input_batch"]
         self._drafts.append((list(batch.req_ids), result.clone()))
+
+    def most_at_once(self) -> int:
+        """How many requests the step with most of them had."""
+        return max(len(names) for names, _ in self._drafts)
 
     def drafts(self) -> list[dict[str, list[int]]]:
         """The proposals of each step, by request; ids without what vLLM adds to them."""

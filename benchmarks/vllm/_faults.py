@@ -94,7 +94,7 @@ def plant(llm: Any, options: Any) -> dict[str, Any]:
     runner = _engine.runner()
     (session,) = sessions()
     requests = _engine.prompts(4, seed=5, longest=128)
-    healthy, *_ = _engine.serve(llm, requests, new=24, every=1, name="healthy")
+    healthy, _ = _engine.serve(llm, requests, new=24, every=1, name="healthy")
     answers: dict[str, Any] = {}
 
     def tried(name: str, fault: Callable[[], object]) -> None:
@@ -155,7 +155,7 @@ def plant(llm: Any, options: Any) -> dict[str, Any]:
     manager.run_fullgraph, draft_manager.run_fullgraph = target_runs, draft_runs
     state.prepare_attn = prepared
     try:
-        again, *_ = _engine.serve(llm, requests, new=24, every=1, name="faulty")
+        again, _ = _engine.serve(llm, requests, new=24, every=1, name="faulty")
     finally:
         for owner, name, before in undo:
             if before is None:

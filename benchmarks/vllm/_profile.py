@@ -19,6 +19,7 @@ from benchmarks.vllm import _engine
 from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
 from benchmarks.vllm._variants import (
     DECODES,
+    SECONDS,
     SHARE,
     TIMED,
     Switch,
@@ -44,26 +45,26 @@ def profile(llm: Any, options: Any) -> dict[str, Any]:
     (session,) = sessions()
     variants = names(session)
     found: dict[str, Any] = {}
-    switch = Switch(session, _engine.runner())
     seconds = options.profile_seconds / (1.5 * len(options.concurrency) + 0.5)
-    for concurrency, turns in zip(
-        options.concurrency, _by_concurrency(options.turns), strict=False
-    ):
-        ask = {"concurrency": concurrency, "seconds": seconds}
-        whole = in_turns(llm, switch, variants, turns=turns, **ask)
-        ask = {"concurrency": concurrency, "seconds": seconds / 2, "turns": turns // 2}
-        with timed_parts(switch) as parts:  # which vary less than a step
-            apart = in_turns(llm, switch, variants, parts=parts, **ask)
-        found[str(concurrency)] = {
-            name: _medians([turn[name][0].parts for turn in apart]) for name in variants
-        } | compared(whole, apart)
-    with timed_parts(switch) as parts:
-        ask = {"concurrency": options.concurrency[0], "turns": options.turns[0] // 8}
-        blocks = in_turns(
-            llm, switch, ["on", "off"], parts=parts, block=BLOCK, seconds=seconds / 2, **ask
-        )
-    found[str(options.concurrency[0])]["steps_since_a_change"] = _since_a_change(blocks)
-    switch.end()
+    with Switch(session, _engine.runner()) as switch:
+        for concurrency, turns in zip(
+            options.concurrency, _by_concurrency(options.turns), strict=False
+        ):
+            ask = {"concurrency": concurrency, "seconds": seconds}
+            whole = in_turns(llm, switch, variants, turns=turns, **ask)
+            ask = {"concurrency": concurrency, "seconds": seconds / 2, "turns": turns // 2}
+            with timed_parts(switch) as parts:  # which vary less than a step
+                apart = in_turns(llm, switch, variants, parts=parts, **ask)
+            found[str(concurrency)] = {
+                name: _medians([turn[name][0].parts for turn in apart]) for name in variants
+            } | compared(whole, apart)
+            options.so_far(found)
+        with timed_parts(switch) as parts:
+            ask = {"concurrency": options.concurrency[0], "turns": options.turns[0] // 8}
+            blocks = in_turns(
+                llm, switch, ["on", "off"], parts=parts, block=BLOCK, seconds=seconds / 2, **ask
+            )
+        found[str(options.concurrency[0])]["steps_since_a_change"] = _since_a_change(blocks)
     return found
 
 
@@ -111,6 +112,7 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
             added = bootstrap([(one - off) * 1e6 for one, off in rows])
             found.setdefault(f"{name}_adds_us", {})[what] = added._asdict()
     found["steps_to_off"] = to_off(times(whole, _step))
+    found[SECONDS] = [{name: _step(steps[0].parts) for name, steps in t.items()} for t in whole]
     found["step_of_vllm_alone_us"] = bootstrap(
         [_step(turn["off"][0].parts) * 1e6 for turn in whole]
     )._asdict()

@@ -15,6 +15,7 @@ that does: the first after a change is compared with the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -22,13 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.vllm import _engine
-from benchmarks.vllm._variants import Switch
+from benchmarks.vllm._variants import FEWEST, Switch
 
 __all__ = ["BLOCK", "WHOLE", "Step", "Turn", "in_turns"]
 
 WHOLE = "step of the engine"
 BLOCK = 4
-_FEWEST = 8
 _LONGEST = 200  # runs of requests
 
 Parts = dict[str, float]
@@ -87,14 +87,19 @@ def in_turns(
         with _kinds(switch) as kind:
             for number in range(_LONGEST):
                 prompts = _engine.prompts(concurrency, seed=seed + number, longest=128)
-                orders = iter(lambda: rng.sample(variants, len(variants)), None)
+                # A block is to follow another variant, that its first step be one after a change.
+                orders = (
+                    iter(lambda: rng.sample(variants, len(variants)), None)
+                    if block == 1
+                    else itertools.repeat(list(variants))
+                )
                 run = _one_run(llm, switch, orders, block, prompts, new, spent, kind)
                 with contextlib.closing(run):
                     for turn in run:
                         if _comparable(turn, len(variants), block, concurrency):
                             found.append(turn)
                         late = time.perf_counter() > deadline
-                        if len(found) >= (min(turns, _FEWEST) if late else turns):
+                        if len(found) >= (min(turns, FEWEST) if late else turns):
                             return found
     finally:
         switch.to("on")

@@ -10,36 +10,43 @@ from typing import Any
 import torch
 
 from benchmarks.vllm import _engine
-from benchmarks.vllm._variants import SHARE, Switch, names, share_of_skipping, to_off
+from benchmarks.vllm._variants import (
+    FEWEST,
+    SECONDS,
+    SHARE,
+    Switch,
+    names,
+    share_of_skipping,
+    to_off,
+)
 from graphshare.adapters.vllm import sessions
 
-SECONDS = "seconds"
-
-_FEWEST = 12  # of fewer, nothing could be said about all comparisons together
 # New tokens, and which share of the time is for them: a first token takes little, and varies less.
 _CASES = ((64, 0.8), (1, 0.2))
+
+_Answer = tuple[tuple[int, ...], ...]
 
 
 def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
     """Hooks on against hooks off, from one call to the next: paired ratios with 95% intervals.
 
     Where vLLM rebuilds before the draft's prefill (0.20.2), a third variant skips the rebuild;
-    elsewhere both have two turns a round. A call of 64 tokens takes a tenth of a second, in which a
+    elsewhere both have two turns a round. A call of 64 tokens takes 0.1 to 0.6 s, in which a
     machine drifts by some per cent; the ``profile`` compares steps that follow each other.
 
-    Every call of a case is asked the same: how many different answers came is counted.
+    Every call of a case is asked the same, and the answers are compared.
     """
     import vllm
 
     (session,) = sessions()
     variants = names(session)
-    switch = Switch(session, _engine.runner())
     found: dict[str, Any] = {}
     rng = random.Random(0)
+    answers: dict[str, set[_Answer]] = {}
 
-    answers: set[tuple[tuple[int, ...], ...]] = set()
-
-    def seconds(variant: str, requests: list[dict[str, list[int]]], new: int) -> float:
+    def seconds(
+        switch: Switch, variant: str, requests: list[dict[str, list[int]]], new: int
+    ) -> float:
         params = vllm.SamplingParams(
             temperature=0.0, max_tokens=new, ignore_eos=True, detokenize=False
         )
@@ -48,32 +55,36 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
         start = time.perf_counter()
         outputs = llm.generate(requests, params, use_tqdm=False)
         took = time.perf_counter() - start
-        answers.add(tuple(tuple(each.outputs[0].token_ids) for each in outputs))
+        answer = tuple(tuple(each.outputs[0].token_ids) for each in outputs)
+        answers.setdefault(variant, set()).add(answer)
         return took
 
-    for concurrency in options.concurrency:
-        requests = [
-            {"prompt_token_ids": [rng.randrange(10, 30000) for _ in range(128)]}
-            for _ in range(concurrency)
-        ]
-        for new, share in _CASES:
-            answers.clear()
-            for variant in variants:
-                seconds(variant, requests, new)
-            times: dict[str, list[float]] = {variant: [] for variant in variants}
-            deadline = time.perf_counter() + options.seconds * share / len(options.concurrency)
-            while len(times["off"]) < _FEWEST or time.perf_counter() < deadline:
-                for variant in rng.sample(variants, len(variants)):
-                    times[variant].append(seconds(variant, requests, new))
-            case = found[f"concurrency {concurrency}, {new} tokens"] = {
-                "rounds": len(times["off"]),
-                "different_answers": len(answers),
-                SECONDS: times,
-                "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
-                "to_off": to_off(times),
-            }
-            if "skipped" in times:
-                rows = list(zip(times["on"], times["off"], times["skipped"], strict=True))
-                case[SHARE] = share_of_skipping(rows)._asdict()
-    switch.end()
+    with Switch(session, _engine.runner()) as switch:
+        for concurrency in options.concurrency:
+            requests = [
+                {"prompt_token_ids": [rng.randrange(10, 30000) for _ in range(128)]}
+                for _ in range(concurrency)
+            ]
+            for new, share in _CASES:
+                answers.clear()
+                for variant in variants:
+                    seconds(switch, variant, requests, new)
+                times: dict[str, list[float]] = {variant: [] for variant in variants}
+                deadline = time.perf_counter() + options.seconds * share / len(options.concurrency)
+                while len(times["off"]) < FEWEST or time.perf_counter() < deadline:
+                    for variant in rng.sample(variants, len(variants)):
+                        times[variant].append(seconds(switch, variant, requests, new))
+                case = found[f"concurrency {concurrency}, {new} tokens"] = {
+                    "rounds": len(times["off"]),
+                    "answers_are_those_of_vllm_alone": {
+                        name: each == answers["off"] for name, each in answers.items()
+                    },
+                    SECONDS: times,
+                    "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
+                    "to_off": to_off(times),
+                }
+                if "skipped" in times:
+                    rows = list(zip(times["on"], times["off"], times["skipped"], strict=True))
+                    case[SHARE] = share_of_skipping(rows)._asdict()
+            options.so_far(found)
     return found

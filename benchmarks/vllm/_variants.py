@@ -6,21 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from benchmarks._measure import Ratio, among, bootstrap, medians, resampled
 
 __all__ = [
-    "AGAIN", "COMPARISONS", "DECODES", "OF_ALL", "ON_AGAIN", "SHARE", "TIMED", "Place", "Switch",
-    "beside_off", "names", "share_of_skipping", "to_off",
+    "AGAIN", "COMPARISONS", "DECODES", "FEWEST", "OF_ALL", "ON_AGAIN", "SECONDS", "SHARE", "TIMED",
+    "Place", "Switch", "beside_off", "names", "share_of_skipping", "to_off",
 ]  # fmt: skip
 
 AGAIN = "again"
+SECONDS = "seconds"
+"""Of single calls or steps; they are not collected."""
 ON_AGAIN = "on again"
 OF_ALL = "together_with_all_comparisons"
 
 COMPARISONS = 54
 """With vLLM alone, where no difference is to show: of three versions, two pairs of models and three
 numbers of requests, the times of steps in turns, of 64 tokens and of the first one."""
+
+FEWEST = 16
+"""Rounds: of 12 the widest interval is all that was seen, of fewer it has no ends."""
 
 SHARE = "share_of_what_skipping_saves"
 
@@ -51,7 +57,7 @@ def names(session: Any) -> list[str]:
     ``skipped`` leaves out vLLM 0.20.2's rebuild before each draft prefill and checks nothing: what
     there is to win. Where nothing is rebuilt, no difference is to show. What ran last is still in
     the processor's caches, so there each has two turns of four: ``on again`` is what ``on`` is, and
-    ``again`` what ``off`` is, which also says how much vLLM alone differs from itself.
+    ``again`` what ``off`` is.
     """
     rebuilds = session.family.without_rebuild is not None
     return ["on", "off", "skipped"] if rebuilds else ["on", "off", ON_AGAIN, AGAIN]
@@ -61,7 +67,8 @@ class Switch:
     """Makes vLLM run as another variant at once: a few attributes are set to what they were.
 
     The hooks are put on once and stay the same objects, as in a process that serves; a variant
-    without them is one in which vLLM does not find them. :meth:`end` leaves them on.
+    without them is one in which vLLM does not find them. :meth:`end`, or the end of a ``with``,
+    leaves them on.
 
     Args:
         session: graphshare's.
@@ -103,6 +110,12 @@ class Switch:
         else:
             place = "speculator", "_build_draft_attn_metadata"
             self.add("skipped", {place: without_rebuild(self.originals[place], lambda: True)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def _found(self) -> dict[Place, Any]:
         return {
@@ -163,19 +176,24 @@ def beside_off(times: Mapping[str, Sequence[float]]) -> dict[str, list[tuple[flo
         times: By variant, one of each round.
 
     Returns:
-        By variant. Where ``on`` and ``off`` have two turns each, ``on`` is the means of both;
-        ``again`` is beside the other turn of vLLM alone.
+        By variant. Where ``on`` and ``off`` have two turns each, ``on`` has the means of both, and
+        ``again`` those of the second turns, beside those of the first: what differs by chance, as
+        widely as ``on`` does, for there are two of either kind on both sides.
     """
-    rows = {name: list(zip(each, times["off"], strict=True)) for name, each in times.items()}
-    del rows["off"]
-    if ON_AGAIN in rows:
-        turns = [times[name] for name in ("on", ON_AGAIN, "off", AGAIN)]
-        rows["on"] = [
-            ((one + other) / 2, (off + again) / 2)
-            for one, other, off, again in zip(*turns, strict=True)
-        ]
-        del rows[ON_AGAIN]
-    return rows
+    if ON_AGAIN not in times:
+        return {
+            name: list(zip(each, times["off"], strict=True))
+            for name, each in times.items()
+            if name != "off"
+        }
+
+    def means(one: str, other: str) -> list[float]:
+        return [(a + b) / 2 for a, b in zip(times[one], times[other], strict=True)]
+
+    return {
+        "on": list(zip(means("on", ON_AGAIN), means("off", AGAIN), strict=True)),
+        AGAIN: list(zip(means(ON_AGAIN, AGAIN), means("on", "off"), strict=True)),
+    }
 
 
 def to_off(times: Mapping[str, Sequence[float]]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from benchmarks._measure import Ratio
 from benchmarks._turns import Figure, print_figures
 from benchmarks.vllm._models import PAIRS
 from benchmarks.vllm._profile import HOOKED
-from benchmarks.vllm._time import SECONDS
-from benchmarks.vllm._variants import SHARE
+from benchmarks.vllm._variants import SECONDS, SHARE
 
 _KEPT_OF_TOKENS = ("digest", "drafts_digest", "steps", "most_at_once", "target_ran", "draft_ran")
 _KEPT_OF_STATISTICS = (
@@ -121,6 +120,8 @@ def _tokens(scenarios: Mapping[str, Found]) -> dict[str, Any]:
     alone: dict[str, Found] = {}
     for each in scenarios.values():
         if not each["switch"] and "tokens" in each:
+            if "failed" in each["tokens"]:
+                raise SystemExit(f"vLLM alone failed: {_label(each)}: {each['tokens']['failed']}")
             before = alone.setdefault(_label(each), each["tokens"])
             if not _same(before, each["tokens"]):
                 raise SystemExit(f"vLLM alone differs from vLLM alone: {_label(each)}")
@@ -165,7 +166,7 @@ def _changed(one: Found, alone: Found) -> Found:
 def _short(tokens: Found) -> Found:
     return {
         concurrency: {
-            **{name: each[name] for name in _KEPT_OF_TOKENS},
+            **{name: each[name] for name in _KEPT_OF_TOKENS if name in each},
             "fewest_distinct_of_64": min(each["distinct"]),
         }
         for concurrency, each in tokens.items()

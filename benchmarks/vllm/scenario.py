@@ -42,7 +42,7 @@ def tokens(llm: Any, options: Any) -> dict[str, Any]:
     for concurrency in options.concurrency:
         with _engine.Recorder(runner) as seen:
             requests = _engine.prompts(concurrency, seed=concurrency)
-            texts, steps, at_once = _engine.serve(
+            texts, steps = _engine.serve(
                 llm, requests, every=2 if concurrency <= 8 else 1, name=f"t{concurrency}"
             )
         drafts = seen.drafts()
@@ -52,7 +52,7 @@ def tokens(llm: Any, options: Any) -> dict[str, Any]:
             "drafts_digest": digest(drafts),
             "drafts": drafts if concurrency == 1 else None,
             "steps": steps,
-            "most_at_once": at_once,
+            "most_at_once": seen.most_at_once(),
             "distinct": [len(set(text)) for text in texts],
             "target_ran": dict(collections.Counter(mode for mode, _, _ in seen.steps)),
             "draft_ran": dict(collections.Counter(mode for mode, _, _ in seen.prefills)),
@@ -78,7 +78,7 @@ def short_prompts(llm: Any, options: Any) -> dict[str, Any]:
         for number, length in enumerate((first, *others))
     ]
     with _engine.Recorder(runner) as seen:
-        texts, steps, _ = _engine.serve(llm, requests, new=64, every=4, name="short")
+        texts, steps = _engine.serve(llm, requests, new=64, every=4, name="short")
     return {
         "tokens": texts,
         "digest": digest(texts),
@@ -197,10 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     result["switch"] = os.environ.get("GRAPHSHARE_VLLM")
     began = time.perf_counter()
 
-    def save() -> None:
+    def save(**so_far: Any) -> None:
         # Whole or not at all: it may be read, or this process ended, at any time.
         draft = options.json.with_suffix(".part")
-        draft.write_text(json.dumps(result, indent=1, default=str))
+        draft.write_text(json.dumps({**result, **so_far}, indent=1, default=str))
         draft.replace(options.json)
 
     def guarded(name: str, task: Callable[[], Any]) -> Any:
@@ -245,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             while not go.exists():
                 time.sleep(0.2)
         if kept:
+            options.so_far = lambda found, name=name: save(**{name: found})
             guarded(name, lambda name=name: TASKS[name](kept[0], options))
     guarded("statistics", seen)
     print(f"{options.json.stem}: done in {time.perf_counter() - began:.0f} s", flush=True)

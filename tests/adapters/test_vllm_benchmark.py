@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks.vllm import _engine, _steps
+from benchmarks.vllm import _engine, _steps, _time, collect
 from benchmarks.vllm._profile import compared, profile, timed_parts
 from benchmarks.vllm._steps import WHOLE, in_turns
-from benchmarks.vllm._variants import AGAIN, OF_ALL, ON_AGAIN, SHARE, Switch, names
+from benchmarks.vllm._variants import AGAIN, FEWEST, OF_ALL, ON_AGAIN, SECONDS, SHARE, Switch, names
 from benchmarks.vllm.collect import _of_a_step
 from graphshare.adapters.vllm import activate, sessions, statistics
 from tests.vllm_standin import engine
@@ -99,7 +102,7 @@ def test_tokens_do_not_hang_on_the_turns(vllm, turns) -> None:
         count = min(len(one), len(other))  # a run ends with the last turn that is wanted
         assert count > 20
         assert one[:count] == other[:count]
-    assert found
+    assert len({tuple(turn) for turn in found}) > 1
     assert seen.refusals == {}
     assert seen.builds_avoided > 0
     assert all(set(turn) >= {"on", "off"} for turn in found)
@@ -148,9 +151,10 @@ def test_hooks_count_in_their_own_blocks_only(turns) -> None:
     assert statistics().builds_avoided > 0
 
 
-def test_a_block_is_one_variant_in_a_row(turns) -> None:
+def test_a_block_is_one_variant_in_a_row_and_follows_another(turns) -> None:
     activate()
     _, found, _ = turns(block=3, wanted=4)
+    assert {tuple(turn) for turn in found} == {tuple(names(sessions()[-1]))}
     assert all(len(steps) == 3 for turn in found for steps in turn.values())
     kinds = [{step.kind for steps in turn.values() for step in steps} for turn in found]
     assert all(len(each) == 1 for each in kinds)
@@ -174,18 +178,24 @@ def test_hooks_are_on_again_and_can_be_taken_off(turns, parts) -> None:
 def test_a_profile_and_what_is_collected_of_it(vllm, start, monkeypatch) -> None:
     activate()
     monkeypatch.setattr(_engine, "prompts", lambda count, seed, longest: [[1, 2, 3, 4]] * count)
-    options = SimpleNamespace(concurrency=[1, 2], turns=[16, 12], profile_seconds=20.0)
+    so_far = []
+    options = SimpleNamespace(
+        concurrency=[1, 2], turns=[20, 16], profile_seconds=20.0, so_far=so_far.append
+    )
     llm = start()
     begin = _engine.begin
     monkeypatch.setattr(_engine, "begin", lambda llm, prompts, new: begin(llm, prompts, 80))
     found = profile(llm, options)
     assert set(found) == {"1", "2"}
-    assert [each["turns"]["whole"] for each in found.values()] == [16, 12]
+    assert so_far == [found, found]
+    assert [each["turns"]["whole"] for each in found.values()] == [20, 16]
     for each in found.values():
         assert each["off"]["steps"] == each["turns"]["apart"] == each["turns"]["whole"] // 2
         assert each["off"]["median_us"]["execute_model / metadata build"] > 0
         figures = list(_of_a_step("here", each))
         assert len([figure for figure in figures if " adds " in figure.name]) == 4
+        assert len(each[SECONDS]) == each["turns"]["whole"]
+        assert all(set(turn) == set(names(sessions()[-1])) for turn in each[SECONDS])
         limits = {figure.name for figure in figures if figure.target is not None}
         if vllm.version == "0.20.2":
             assert all("not saved" in name for name in limits)
@@ -216,7 +226,7 @@ def test_a_turn_is_compared_with_itself() -> None:
 
 
 def test_where_both_have_two_turns_each_counts_with_both() -> None:
-    """Whatever two turns of one kind differ by, they count alike; vLLM alone has one of itself."""
+    """Whatever turns of one kind differ by, they count alike; by chance the second turns differ."""
 
     def turn(slow):
         seconds = {"on": 1100e-6, ON_AGAIN: 900e-6, "off": 1300e-6, AGAIN: 700e-6}
@@ -227,7 +237,140 @@ def test_where_both_have_two_turns_each_counts_with_both() -> None:
     assert set(found["steps_to_off"]) == {"on", AGAIN}
     assert found["steps_to_off"]["on"]["median"] == pytest.approx(1)
     assert found["steps_to_off"]["on"][OF_ALL] == pytest.approx([1, 1])
-    assert found["steps_to_off"][AGAIN]["median"] == pytest.approx(7 / 13)
+    assert found["steps_to_off"][AGAIN]["median"] == pytest.approx(16 / 24)
     added = {name: found[f"{name}_adds_us"]["to the step of the engine"] for name in ("on", AGAIN)}
     assert added["on"]["low"] == added["on"]["high"] == pytest.approx(0)
-    assert (added[AGAIN]["low"], added[AGAIN]["high"]) == pytest.approx((-900, -600))
+    assert (added[AGAIN]["low"], added[AGAIN]["high"]) == pytest.approx((-600, -400))
+
+
+@pytest.mark.parametrize("wrong", [None, "on"])
+def test_calls_of_generate_in_turns(vllm, start, monkeypatch, wrong) -> None:
+    """Of as few rounds as there may be; an answer that is another one is seen, and whose."""
+    activate()
+    llm, runner = start(), _engine.runner()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        sys.modules["vllm"],
+        "SamplingParams",
+        lambda **given: SimpleNamespace(**given),
+        raising=False,
+    )
+
+    def generate(asked, params, use_tqdm):
+        assert not use_tqdm
+        run = [
+            engine.Request(
+                prompt=[token % 7 for token in each["prompt_token_ids"][:4]], new=params.max_tokens
+            )
+            for each in asked
+        ]
+        tokens, _ = engine.serve(runner, run)
+        if wrong and params.max_tokens == 1 and "prepare_attn" in vars(runner.model_state):
+            tokens[0] = [-1]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=each)]) for each in tokens]
+
+    llm.generate = generate
+    monkeypatch.setattr(_time, "_CASES", ((5, 0.8), (1, 0.2)))
+    so_far = []
+    options = SimpleNamespace(concurrency=[1], seconds=0.0, so_far=so_far.append)
+    found = _time.end_to_end(llm, options)
+    assert so_far == [found]
+    assert list(found) == ["concurrency 1, 5 tokens", "concurrency 1, 1 tokens"]
+    variants = names(sessions()[-1])
+    for case, each in found.items():
+        assert each["rounds"] == FEWEST
+        assert [len(times) for times in each[SECONDS].values()] == [FEWEST] * len(variants)
+        assert set(each["to_off"]) == {"on", "skipped" if vllm.version == "0.20.2" else AGAIN}
+        assert all(math.isfinite(end) for ratio in each["to_off"].values() for end in ratio[OF_ALL])
+        assert each["answers_are_those_of_vllm_alone"] == {
+            name: not (wrong and "1 tokens" in case and name in ("on", ON_AGAIN))
+            for name in variants
+        }
+    assert "prepare_attn" in vars(runner.model_state)
+    assert statistics().refusals == {}
+
+
+class _Requests:
+    """As an engine: each request has a token a step."""
+
+    def __init__(self, new):
+        self._left = new
+        self.running = {}
+        self.seen = []
+
+    def add_request(self, name, prompt, params):
+        self.running[name] = [*prompt["prompt_token_ids"]]
+
+    def has_unfinished_requests(self):
+        return bool(self.running)
+
+    def step(self):
+        self.seen.append(len(self.running))
+        done = []
+        for name, tokens in list(self.running.items()):
+            tokens.append(len(tokens))
+            if len(tokens) > self._left:
+                del self.running[name]
+                out = SimpleNamespace(token_ids=tokens)
+                done.append(SimpleNamespace(finished=True, request_id=name, outputs=[out]))
+        return done
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_requests_arrive_by_steps(vllm, monkeypatch, every) -> None:
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", lambda **_: None, raising=False)
+    served = _Requests(new=6)
+    llm = SimpleNamespace(llm_engine=served)
+    texts, steps = _engine.serve(llm, [[9], [8], [7]], every=every)
+    assert texts == [[first, 1, 2, 3, 4, 5, 6] for first in (9, 8, 7)]
+    assert steps == len(served.seen) == 6 + 2 * every
+    assert (
+        served.seen == {1: [1, 2, 3, 3, 3, 3, 2, 1], 3: [1, 1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1]}[every]
+    )
+
+
+def _scenario(switch, **tokens):
+    return {
+        "start": {"vllm": "0.26.0"},
+        "options": {
+            "backend": "None", "pair": "small", "method": "eagle", "cudagraph_mode": "FULL",
+        },
+        "switch": switch,
+        "machine": {"commit": "c", "when": "2026-01-01T00:00:00Z", "load": 1.0},
+        "statistics": dict.fromkeys(collect._KEPT_OF_STATISTICS, 0),
+        "tokens": tokens,
+    }  # fmt: skip
+
+
+def _ran(text, at_once=None):
+    found = {
+        "digest": text, "drafts_digest": text, "tokens": [[text]], "steps": 3, "target_ran": {},
+        "draft_ran": {}, "distinct": [20],
+    }  # fmt: skip
+    return found if at_once is None else {**found, "most_at_once": at_once}
+
+
+def _collected(folder, *scenarios):
+    paths = [folder / f"{number}.json" for number in range(len(scenarios))]
+    for path, each in zip(paths, scenarios, strict=True):
+        path.write_text(json.dumps(each))
+    collect.main([*map(str, paths), "--json", str(folder / "all.json")])
+    (found,) = json.loads((folder / "all.json").read_text())["results"]["tokens"].values()
+    return found
+
+
+@pytest.mark.parametrize("at_once", [None, 32])
+@pytest.mark.parametrize("same", [True, False])
+def test_tokens_are_compared_with_those_of_vllm_alone(tmp_path, at_once, same) -> None:
+    alone = _scenario(None, **{"32": _ran("a", at_once)})
+    found = _collected(tmp_path, alone, _scenario("on", **{"32": _ran("a" if same else "b")}))
+    assert found["GRAPHSHARE_VLLM=on"]["tokens_and_drafts_equal"] is same
+    assert found["vllm alone"]["32"].get("most_at_once") == at_once
+
+
+@pytest.mark.parametrize("other", [{"32": _ran("b")}, {"failed": "ValueError()"}])
+def test_nothing_is_collected_where_vllm_alone_does_not_agree(tmp_path, other) -> None:
+    alone = _scenario(None, **{"32": _ran("a")})
+    with pytest.raises(SystemExit, match="vLLM alone"):
+        _collected(tmp_path, alone, _scenario(None, **other))
+    assert not (tmp_path / "all.json").exists()

@@ -366,7 +366,7 @@ class StateRecord:
         self.spoil(Why(Staleness.BUILD_FAILED, by))
 
     def overwrite(self, by: Writer, key: Hashable) -> None:
-        """As :meth:`begin`, for other states alone: a refresh renews its own, or spoils it."""
+        """As :meth:`begin`, for other states alone: the caller spoils its own."""
         for record in self.ledger.others(self):
             if self.overwrites(record, key):
                 record.spoil(Why(Staleness.OVERWRITTEN, by), first=True)

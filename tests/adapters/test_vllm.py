@@ -227,6 +227,33 @@ def test_a_draft_is_kept_from_a_full_graph_that_the_target_did_not_run(vllm) -> 
     assert runner.speculator.eager_prefills == eager_alone + seen.steered
 
 
+@pytest.mark.parametrize("mode", ["on", "strict", "verify"])
+@pytest.mark.parametrize("after_a_full_step", [False, True])
+def test_a_draft_that_does_not_borrow_is_kept_from_it_too(vllm, mode, after_a_full_step) -> None:
+    """It would build its state from the batch of a step before, or from vLLM's dummy requests."""
+
+    def drafts():
+        runner = vllm.start(cudagraph_mode="FULL_AND_PIECEWISE")
+        for row in range(2):
+            pages = [1 + row + 4 * page for page in range(12)]
+            runner.block_tables.rows[row] = torch.tensor(pages, dtype=torch.int32)
+        found = []
+        for first in (4, 3) if after_a_full_step else (3,):
+            executed = runner.execute_model([(0, [1, 2, 3, 4][:first], 0), (1, [5, 6, 7, 8], 0)])
+            assert runner.ran[-1].cg_mode.name == {4: "FULL", 3: "PIECEWISE"}[first]
+            ones = torch.ones(2, dtype=torch.int64)
+            found.append(runner.propose(executed, ones, 0 * ones, 5 * ones).tolist())
+        return found
+
+    alone = drafts()
+    activate(mode, when=lambda _: False)
+    assert drafts() == alone
+    seen = statistics()
+    assert seen.borrowed == 0
+    assert seen.refusals == {}
+    assert seen.steered == (1 if vllm.version == "0.20.2" else 0)
+
+
 def test_a_draft_follows_the_target_onto_its_full_graph(vllm) -> None:
     """vLLM 0.20.2 judges the padded batch: three requests of four tokens look like no decodes."""
 

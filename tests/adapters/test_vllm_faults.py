@@ -127,6 +127,27 @@ def test_a_second_step_off_the_graphs_in_a_row_has_nothing_to_tell(vllm) -> None
         assert told[0] == told[1] == told[2]
 
 
+@pytest.mark.parametrize("mode", ["on", "strict"])
+def test_nothing_is_fresh_after_steps_without_the_hooks(vllm, mode) -> None:
+    activate(mode)
+    runner = vllm.start(cudagraph_mode="FULL_AND_PIECEWISE")
+    (session,) = sessions()
+    executed(runner)
+    key, speculator = runner.ran[-1], runner.speculator
+    session.resume()  # without effect: they are on
+    assert _fresh(session) == [key]
+    session.pause()
+    runner.execute_model([(1, [5, 6, 7], 0)])
+    session.resume()
+    assert not _fresh(session)
+    for manager in (runner.cudagraph_manager, speculator.prefill_cudagraph_manager):
+        with pytest.raises(StaleStateError) as refused:
+            manager.run_fullgraph(key)
+        assert refused.value.rule == "invalidated"
+    executed(runner)
+    assert _fresh(session) == [key]
+
+
 def test_a_build_that_fails_has_written_too(vllm) -> None:
     activate()
     runner = vllm.start()

@@ -467,6 +467,22 @@ MUTATIONS = (
         (f"{_TESTS}::test_a_draft_is_kept_from_a_full_graph_that_the_target_did_not_run",),
     ),
     Mutation(
+        "vllm-own-drafts-unsteered",
+        "a draft that does not borrow is kept from a full graph that the target did not run",
+        "adapters/vllm/serving.py",
+        " or (this is not None and not entry.lease.borrowed):\n",
+        " or not entry.lease.borrowed:\n",
+        (f"{_TESTS}::test_a_draft_that_does_not_borrow_is_kept_from_it_too",),
+    ),
+    Mutation(
+        "vllm-unhooked-steps-unseen",
+        "what vLLM writes without the hooks makes all states stale",
+        "adapters/vllm/session.py",
+        "                pool.invalidate()\n",
+        "                pass\n",
+        (f"{_FAULTS}::test_nothing_is_fresh_after_steps_without_the_hooks",),
+    ),
+    Mutation(
         "vllm-failed-builds-untold",
         "a build that fails has written, too",
         "adapters/vllm/serving.py",

@@ -210,11 +210,12 @@ class Serving:
         own = is_released(manager, "dispatch", functions)
         dispatch = manager.dispatch if own else unpacking(manager.dispatch)
         steps, keeps_batch = self._steps(), self._keeps_batch()
+        entries = self.prefill.holdings.entries
         owner: Any = target.owner
         pick = owner.pick
         latest: Any = target.keys()[0]
         ledger = target.ledger
-        # What it was when a step off the graphs was told of last.
+        # The ledger's epoch after a step off the graphs was told of last.
         told: int | None = None
         full, mode = latest.cg_mode, latest.cg_mode
         # The last build, where it was for a full graph.
@@ -275,10 +276,11 @@ class Serving:
             nonlocal latest, mode, step, told
             if not current:
                 return
-            if step is not None:
-                latest = step.key
-            # One after the other writes what is stale already: nothing has become fresh since.
-            if step is not None or ledger.epoch != told:
+            this = step  # once: another thread may end it
+            if this is not None:
+                latest = this.key
+            # Else what it has written is stale already: nothing has become fresh since.
+            if this is not None or ledger.epoch != told:
                 target.invalidate(latest)
                 told = ledger.epoch
             step, mode = None, ran
@@ -289,10 +291,13 @@ class Serving:
             uniform_token_count: int | None,
             num_active_loras: int = NOT_GIVEN,
         ) -> Any:
-            if step is not None and (lease := step.lease) is not None and lease.left > 0:
-                return step.draft
+            this = step  # once: another thread may end it
+            if this is not None and (lease := this.lease) is not None and lease.left > 0:
+                return this.draft
             desc = ask(dispatch, num_reqs, num_tokens, uniform_token_count, num_active_loras)
-            if not current or not self._borrows(desc):
+            entry = entries.get(desc)
+            # What does not borrow is built by the draft, from the batch of a step on a full graph.
+            if not current or entry is None or (this is not None and not entry.lease.borrowed):
                 return desc
             # The target ran no full graph, so nothing was built for one: run as it did.
             self.steered += 1
@@ -319,10 +324,6 @@ class Serving:
             draft = None if lease is None else self._twins.of(lease.live_key)
             found[shape] = _Step(desc, refresh, lease, draft)
         return found
-
-    def _borrows(self, desc: Any) -> bool:
-        entry = self.prefill.holdings.entries.get(desc)
-        return entry is not None and entry.lease.borrowed
 
     def _replay_own(self, desc: Any, bound: Any) -> None:
         self.prefill.refresh(desc, self._batch)

@@ -166,7 +166,10 @@ class Session:
         self.serving.remove()
 
     def resume(self) -> None:
-        """Put the hooks on again. The first step refreshes what it replays."""
+        """Put the hooks on again; nothing is fresh then, for what vLLM wrote was not seen."""
+        if not self.serving.installed:
+            for pool in (self.target, self.prefill, self.decode):
+                pool.invalidate()
         self.serving.install()
 
     def close(self) -> None:

@@ -1,0 +1,54 @@
+"""The committed results of vLLM, and the page that quotes them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.vllm._variants import AGAIN, ON_AGAIN
+from graphshare.adapters.vllm.versions import SUPPORTED
+
+ROOT = Path(__file__).parents[1]
+BUILD = "execute_model / metadata build"
+COMMIT = "2b1a24e"
+LATER = [version for version in SUPPORTED if version != "0.20.2"]
+"""Those in which there is no rebuild to save."""
+WHERE = ("where graphshare has hooks", "to the step of the engine")
+
+
+def results_of(version: str) -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "vllm" / f"{version}.json"
+    return json.loads(path.read_text("utf-8"))["results"]
+
+
+def the_page() -> str:
+    """The text of the page, without its lines."""
+    return " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
+
+
+def figure_of(version: str, name: str) -> dict[str, Any]:
+    (found,) = (each for each in results_of(version)["figures"] if each["name"] == name)
+    return found
+
+
+def quoted(figure: dict[str, Any], form: str) -> str:
+    value, low, high = (format(figure[name], form) for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def times_of(results: dict[str, Any], task: str, pair: str) -> dict[str, Any]:
+    """What was timed with a pair."""
+    (times,) = (each for label, each in results[task].items() if f", {pair}, " in label)
+    return times
+
+
+def with_hooks(profile: dict[str, Any]) -> dict[str, float]:
+    """By how many microseconds a part takes longer with the hooks, in medians of their turns."""
+
+    def mean(names: tuple[str, ...], part: str) -> float:
+        return statistics.mean(profile[n]["median_us"].get(part, 0) for n in names if n in profile)
+
+    on, off = ("on", ON_AGAIN), ("off", AGAIN)
+    return {part: mean(on, part) - mean(off, part) for part in profile["off"]["median_us"]}

@@ -162,9 +162,9 @@ def test_what_comes_before_the_launch_of_the_target() -> None:
         assert more[BUILD] / 2 < won < more[BUILD]
         longer.append(more[BUILD] - won)
     page = the_page()
-    assert "Launch and choice win back more than half of it, and not all." in page
+    assert "choice and launch win back more than half of what the checks take, and not all" in page
     said = f"take {min(longer):.0f} to {max(longer):.0f} µs longer with the hooks."
-    assert f"at one request, the target's build, choice and launch {said}" in page
+    assert f"and not all: the target's build, choice and launch {said}" in page
 
 
 def test_steps_of_the_8b_pair() -> None:

@@ -279,8 +279,15 @@ def test_calls_of_generate_in_turns(vllm, start, monkeypatch, wrong) -> None:
     variants = names(sessions()[-1])
     for case, each in found.items():
         assert each["rounds"] == FEWEST
-        assert [len(times) for times in each[SECONDS].values()] == [FEWEST] * len(variants)
-        assert set(each["to_off"]) == {"on", "skipped" if vllm.version == "0.20.2" else AGAIN}
+        compared = {"on", "skipped" if vllm.version == "0.20.2" else AGAIN}
+        assert set(each["to_off"]) == compared
+        one = "1 tokens" in case
+        assert ("to_off_after_a_change" in each) is one
+        if one:
+            assert set(each["to_off_after_a_change"]) == compared
+        for name, rounds in (("counted", FEWEST), ("after a change", FEWEST if one else 0)):
+            times = each[SECONDS][name]
+            assert [len(times[variant]) for variant in variants] == [rounds] * len(variants)
         assert all(math.isfinite(end) for ratio in each["to_off"].values() for end in ratio[OF_ALL])
         assert each["answers_are_those_of_vllm_alone"] == {
             name: not (wrong and "1 tokens" in case and name in ("on", ON_AGAIN))

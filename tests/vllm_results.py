@@ -46,9 +46,15 @@ def times_of(results: dict[str, Any], task: str, pair: str) -> dict[str, Any]:
 
 def with_hooks(profile: dict[str, Any]) -> dict[str, float]:
     """By how many microseconds a part takes longer with the hooks, in medians of their turns."""
+    return more_of(profile, ("on", ON_AGAIN), ("off", AGAIN))
+
+
+def more_of(
+    profile: dict[str, Any], some: tuple[str, ...], others: tuple[str, ...]
+) -> dict[str, float]:
+    """By how many microseconds a part takes longer in some turns than in others, in medians."""
 
     def mean(names: tuple[str, ...], part: str) -> float:
         return statistics.mean(profile[n]["median_us"].get(part, 0) for n in names if n in profile)
 
-    on, off = ("on", ON_AGAIN), ("off", AGAIN)
-    return {part: mean(on, part) - mean(off, part) for part in profile["off"]["median_us"]}
+    return {part: mean(some, part) - mean(others, part) for part in profile["off"]["median_us"]}

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks._measure import bootstrap
 from benchmarks.vllm import _engine
-from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Turn, in_turns
+from benchmarks.vllm._steps import BLOCK, WHOLE, Parts, Step, Turn, in_turns
 from benchmarks.vllm._variants import (
     DECODES,
     SECONDS,
@@ -133,13 +133,11 @@ def _since_a_change(blocks: Sequence[Turn]) -> dict[str, Any]:
     of = _hooked(())
 
     def adds(places: Sequence[int]) -> dict[str, float]:
-        return bootstrap(
-            [
-                (of(turn["on"][place].parts) - of(turn["off"][place].parts)) * 1e6
-                for turn in blocks
-                for place in places
-            ]
-        )._asdict()
+        def mean(steps: Sequence[Step]) -> float:
+            return statistics.mean(of(steps[place].parts) for place in places)
+
+        added = [(mean(turn["on"]) - mean(turn["off"])) * 1e6 for turn in blocks]
+        return bootstrap(added)._asdict()
 
     return {
         "blocks": len(blocks),

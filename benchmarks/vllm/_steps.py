@@ -7,6 +7,10 @@ an order drawn anew for each turn, and only the steps of one turn are compared, 
 kind: the same graph, the same number of requests. What changes the variant runs between the steps,
 outside of their times.
 
+vLLM prepares a step while the GPU runs the one before. Where the host waits for the GPU, a step
+waits for what the variant before it launched, and shows neither what the hooks cost the host nor
+what they save it; the parts do.
+
 In a process that serves, the hooks run in each step, here in two of four or one of three, so that
 other things may be in the processor's caches. ``BLOCK`` steps of one variant in a row show what
 that does: the first after a change is compared with the others.

@@ -34,9 +34,10 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
     elsewhere both have two turns a round. A call of 64 tokens takes 0.1 to 0.6 s, in which a
     machine drifts by some per cent; the ``profile`` compares steps that follow each other.
 
-    Of one token, a call is one step. In a process that serves, the step before has run the same
-    way, and what it touched may still be in the processor's caches; so a call of the same variant
-    goes before each that counts. What that one took is kept beside it.
+    Of one token, a call is one step of the model. In a process that serves, the step before has run
+    the same way, and what it touched may still be in the processor's caches; so a call of the same
+    variant goes before each that counts. What that one took, which mostly follows another kind, is
+    kept beside it.
 
     Every call of a case is asked the same, and the answers are compared.
     """
@@ -74,24 +75,24 @@ def end_to_end(llm: Any, options: Any) -> dict[str, Any]:
                 for variant in variants:
                     seconds(switch, variant, requests, new)
                 times: dict[str, list[float]] = {variant: [] for variant in variants}
-                changed: dict[str, list[float]] = {variant: [] for variant in variants}
+                before: dict[str, list[float]] = {variant: [] for variant in variants}
                 deadline = time.perf_counter() + options.seconds * share / len(options.concurrency)
                 while len(times["off"]) < FEWEST or time.perf_counter() < deadline:
                     for variant in rng.sample(variants, len(variants)):
                         if new == 1:
-                            changed[variant].append(seconds(switch, variant, requests, new))
+                            before[variant].append(seconds(switch, variant, requests, new))
                         times[variant].append(seconds(switch, variant, requests, new))
                 case = found[f"concurrency {concurrency}, {new} tokens"] = {
                     "rounds": len(times["off"]),
                     "answers_are_those_of_vllm_alone": {
                         name: each == answers["off"] for name, each in answers.items()
                     },
-                    SECONDS: {"counted": times, "after a change": changed},
+                    SECONDS: {"counted": times, "before": before},
                     "median_ms": {name: statistics.median(t) * 1e3 for name, t in times.items()},
                     "to_off": to_off(times),
                 }
                 if new == 1:
-                    case["to_off_after_a_change"] = to_off(changed)
+                    case["to_off_of_the_calls_before"] = to_off(before)
                 if "skipped" in times:
                     rows = list(zip(times["on"], times["off"], times["skipped"], strict=True))
                     case[SHARE] = share_of_skipping(rows)._asdict()

@@ -282,10 +282,10 @@ def test_calls_of_generate_in_turns(vllm, start, monkeypatch, wrong) -> None:
         compared = {"on", "skipped" if vllm.version == "0.20.2" else AGAIN}
         assert set(each["to_off"]) == compared
         one = "1 tokens" in case
-        assert ("to_off_after_a_change" in each) is one
+        assert ("to_off_of_the_calls_before" in each) is one
         if one:
-            assert set(each["to_off_after_a_change"]) == compared
-        for name, rounds in (("counted", FEWEST), ("after a change", FEWEST if one else 0)):
+            assert set(each["to_off_of_the_calls_before"]) == compared
+        for name, rounds in (("counted", FEWEST), ("before", FEWEST if one else 0)):
             times = each[SECONDS][name]
             assert [len(times[variant]) for variant in variants] == [rounds] * len(variants)
         assert all(math.isfinite(end) for ratio in each["to_off"].values() for end in ratio[OF_ALL])

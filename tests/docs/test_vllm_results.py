@@ -168,8 +168,9 @@ def test_upstream_rebuilt_before_each_draft_prefill() -> None:
 def test_all_results_are_of_the_commit_that_the_page_names(version: str) -> None:
     machine = _machine(version)
     said = (
-        f"The files of the four versions are all of commit {machine['commit'][:7]}, of one day and "
-        f"one GPU, with torch {machine['torch'].partition('+')[0]} and driver {machine['driver']}."
+        f"The files of the four versions are all of commit {machine['commit'][:7]}, of one day "
+        f"and one kind of GPU, with torch {machine['torch'].partition('+')[0]} and driver "
+        f"{machine['driver']}."
     )
     assert said in the_page()
     assert machine["commit"].startswith(COMMIT)

@@ -68,7 +68,8 @@ class Serving:
 
     Attributes:
         verified: Draft prefills whose state was compared.
-        steered: Draft prefills that vLLM would have run on a full graph though the target had not.
+        steered: Draft prefills that vLLM would have run on a full graph though the target's step
+            had no state for it.
     """
 
     def __init__(
@@ -299,7 +300,7 @@ class Serving:
             # What does not borrow is built by the draft, from the batch of a step on a full graph.
             if not current or entry is None or (this is not None and not entry.lease.borrowed):
                 return desc
-            # The target ran no full graph, so nothing was built for one: run as it did.
+            # The target's step has no state to lend: run as it did, or without a graph.
             self.steered += 1
             return as_target(manager, mode, desc, num_reqs, num_tokens)
 

@@ -44,7 +44,8 @@ class VllmStatistics:
             ``on``.
         refusals: Errors raised, by class name.
         verified: Draft prefills whose state was compared with the draft's own.
-        steered: Draft prefills kept from a full graph because the target had run none.
+        steered: Draft prefills kept from a full graph because the target's step had no state for
+            it: it had run none.
         graphs: Captured graphs, by pool.
         borrowed: Draft prefill graphs that borrow.
         graph_bytes: Memory that all captures added.

@@ -25,7 +25,16 @@ def results_of(version: str) -> dict[str, Any]:
 
 def the_page() -> str:
     """The text of the page, without its lines."""
-    return " ".join((ROOT / "docs" / "how-to" / "vllm.md").read_text("utf-8").split())
+    return _text("docs", "how-to", "vllm.md")
+
+
+def the_readme() -> str:
+    """What is said of the benchmarks, likewise."""
+    return _text("benchmarks", "README.md")
+
+
+def _text(*path: str) -> str:
+    return " ".join(ROOT.joinpath(*path).read_text("utf-8").split())
 
 
 def figure_of(version: str, name: str) -> dict[str, Any]:

@@ -104,18 +104,16 @@ def compared(whole: Sequence[Turn], apart: Sequence[Turn]) -> dict[str, Any]:
     measured = [(HOOKED, apart, _hooked(variants)), (STEP, whole, _step)]
     found: dict[str, Any] = {"turns": {"whole": len(whole), "apart": len(apart)}}
 
-    def times(turns: Sequence[Turn], of: Callable[[Parts], float]) -> dict[str, list[float]]:
-        return {name: [of(turn[name][0].parts) for turn in turns] for name in variants}
-
     for what, turns, of in measured:
-        for name, rows in beside_off(times(turns, of)).items():
+        times = {name: [of(turn[name][0].parts) for turn in turns] for name in variants}
+        for name, rows in beside_off(times).items():
             added = bootstrap([(one - off) * 1e6 for one, off in rows])
             found.setdefault(f"{name}_adds_us", {})[what] = added._asdict()
-    found["steps_to_off"] = to_off(times(whole, _step))
+    # In the order in which they ran.
     found[SECONDS] = [{name: _step(steps[0].parts) for name, steps in t.items()} for t in whole]
-    found["step_of_vllm_alone_us"] = bootstrap(
-        [_step(turn["off"][0].parts) * 1e6 for turn in whole]
-    )._asdict()
+    steps = {name: [turn[name] for turn in found[SECONDS]] for name in variants}
+    found["steps_to_off"] = to_off(steps)
+    found["step_of_vllm_alone_us"] = bootstrap([each * 1e6 for each in steps["off"]])._asdict()
     if "skipped" in variants:
         rows = ("on", "off", "skipped")
         found[SHARE] = {

@@ -16,10 +16,11 @@ __all__ = [
 ]  # fmt: skip
 
 AGAIN = "again"
-SECONDS = "seconds"
-"""Of single calls or steps; they are not collected."""
 ON_AGAIN = "on again"
 OF_ALL = "together_with_all_comparisons"
+
+SECONDS = "seconds"
+"""Of single calls or steps; they are not collected."""
 
 COMPARISONS = 54
 """With vLLM alone, where no difference is to show: of three versions, two pairs of models and three

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.vllm import _engine, _steps, _time, collect
+from benchmarks.vllm import _engine, _steps, _time
 from benchmarks.vllm._profile import compared, profile, timed_parts
 from benchmarks.vllm._steps import WHOLE, in_turns
 from benchmarks.vllm._variants import AGAIN, FEWEST, OF_ALL, ON_AGAIN, SECONDS, SHARE, Switch, names
@@ -243,18 +242,19 @@ def test_where_both_have_two_turns_each_counts_with_both() -> None:
     assert (added[AGAIN]["low"], added[AGAIN]["high"]) == pytest.approx((-600, -400))
 
 
+@pytest.fixture
+def asked(vllm, monkeypatch):
+    """What a request is to give, as vLLM is told."""
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", SimpleNamespace, raising=False)
+
+
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("wrong", [None, "on"])
 def test_calls_of_generate_in_turns(vllm, start, monkeypatch, wrong) -> None:
     """Of as few rounds as there may be; an answer that is another one is seen, and whose."""
     activate()
     llm, runner = start(), _engine.runner()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(
-        sys.modules["vllm"],
-        "SamplingParams",
-        lambda **given: SimpleNamespace(**given),
-        raising=False,
-    )
 
     def generate(asked, params, use_tqdm):
         assert not use_tqdm
@@ -323,9 +323,9 @@ class _Requests:
         return done
 
 
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("every", [1, 3])
-def test_requests_arrive_by_steps(vllm, monkeypatch, every) -> None:
-    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", lambda **_: None, raising=False)
+def test_requests_arrive_by_steps(every) -> None:
     served = _Requests(new=6)
     llm = SimpleNamespace(llm_engine=served)
     texts, steps = _engine.serve(llm, [[9], [8], [7]], every=every)
@@ -334,50 +334,3 @@ def test_requests_arrive_by_steps(vllm, monkeypatch, every) -> None:
     assert (
         served.seen == {1: [1, 2, 3, 3, 3, 3, 2, 1], 3: [1, 1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1]}[every]
     )
-
-
-def _scenario(switch, **tokens):
-    return {
-        "start": {"vllm": "0.26.0"},
-        "options": {
-            "backend": "None", "pair": "small", "method": "eagle", "cudagraph_mode": "FULL",
-        },
-        "switch": switch,
-        "machine": {"commit": "c", "when": "2026-01-01T00:00:00Z", "load": 1.0},
-        "statistics": dict.fromkeys(collect._KEPT_OF_STATISTICS, 0),
-        "tokens": tokens,
-    }  # fmt: skip
-
-
-def _ran(text, at_once=None):
-    found = {
-        "digest": text, "drafts_digest": text, "tokens": [[text]], "steps": 3, "target_ran": {},
-        "draft_ran": {}, "distinct": [20],
-    }  # fmt: skip
-    return found if at_once is None else {**found, "most_at_once": at_once}
-
-
-def _collected(folder, *scenarios):
-    paths = [folder / f"{number}.json" for number in range(len(scenarios))]
-    for path, each in zip(paths, scenarios, strict=True):
-        path.write_text(json.dumps(each))
-    collect.main([*map(str, paths), "--json", str(folder / "all.json")])
-    (found,) = json.loads((folder / "all.json").read_text())["results"]["tokens"].values()
-    return found
-
-
-@pytest.mark.parametrize("at_once", [None, 32])
-@pytest.mark.parametrize("same", [True, False])
-def test_tokens_are_compared_with_those_of_vllm_alone(tmp_path, at_once, same) -> None:
-    alone = _scenario(None, **{"32": _ran("a", at_once)})
-    found = _collected(tmp_path, alone, _scenario("on", **{"32": _ran("a" if same else "b")}))
-    assert found["GRAPHSHARE_VLLM=on"]["tokens_and_drafts_equal"] is same
-    assert found["vllm alone"]["32"].get("most_at_once") == at_once
-
-
-@pytest.mark.parametrize("other", [{"32": _ran("b")}, {"failed": "ValueError()"}])
-def test_nothing_is_collected_where_vllm_alone_does_not_agree(tmp_path, other) -> None:
-    alone = _scenario(None, **{"32": _ran("a")})
-    with pytest.raises(SystemExit, match="vLLM alone"):
-        _collected(tmp_path, alone, _scenario(None, **other))
-    assert not (tmp_path / "all.json").exists()

@@ -11,13 +11,13 @@ from tests.vllm_results import (
     BUILD,
     COMMIT,
     LATER,
-    ROOT,
     WHERE,
     figure_of,
     more_of,
     quoted,
     results_of,
     the_page,
+    the_readme,
     times_of,
     with_hooks,
 )
@@ -78,8 +78,8 @@ def test_the_aim_of_all_comparisons_together_was_missed_by_one() -> None:
         f"interval {missed['low']:.4f} to {missed['high']:.4f}. By the median these are "
         f"{1000 * alone['off'] * (missed['median'] - 1):.0f} µs of {alone['off']:.0f} ms." in page
     )
-    readme = " ".join((ROOT / "benchmarks" / "README.md").read_text("utf-8").split())
-    assert f"results of commit {COMMIT} it is not: {COMPARISONS - 1} do, and [Borrow" in readme
+    said = f"results of commit {COMMIT} it is not: {COMPARISONS - 1} do, and [Borrow"
+    assert said in the_readme()
 
 
 def test_wide_intervals_of_what_differs_by_chance() -> None:

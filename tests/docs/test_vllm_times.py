@@ -19,6 +19,7 @@ from tests.vllm_results import (
     quoted,
     results_of,
     the_page,
+    the_readme,
     times_of,
     with_hooks,
 )
@@ -233,15 +234,11 @@ def _more_at_first(version: str, pair: str) -> float:
     return since["the first adds_us"]["median"] - since["the others add_us"]["median"]
 
 
-def _readme() -> str:
-    return " ".join((ROOT / "benchmarks" / "README.md").read_text("utf-8").split())
-
-
 def test_the_first_step_after_a_change() -> None:
     more = {version: _more_at_first(version, "small") for version in SUPPORTED}
     later = [more[version] for version in LATER]
     then = [-_since_a_change(version, "small")["the others add_us"]["median"] for version in LATER]
-    said = _readme()
+    said = the_readme()
     assert (
         f"in the first step after a change is {-more['0.20.2']:.1f} µs less than in the next ones "
         f"on 0.20.2, and {min(later):.1f} to {max(later):.1f} µs more on 0.21.0 to 0.26.0. In the "
@@ -260,7 +257,7 @@ def test_the_first_step_after_a_change() -> None:
 
 
 def test_with_which_options_times_were_taken() -> None:
-    said = _readme()
+    said = the_readme()
     for version in SUPPORTED:
         for pair in ("small", "8B"):
             profile = times_of(results_of(version), "profile_of_a_step", pair)

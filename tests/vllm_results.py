@@ -12,7 +12,7 @@ from graphshare.adapters.vllm.versions import SUPPORTED
 
 ROOT = Path(__file__).parents[1]
 BUILD = "execute_model / metadata build"
-COMMIT = "2b1a24e"
+COMMIT = "a30abea"
 LATER = [version for version in SUPPORTED if version != "0.20.2"]
 """Those in which there is no rebuild to save."""
 WHERE = ("where graphshare has hooks", "to the step of the engine")

@@ -1,4 +1,4 @@
-"""The committed results of vLLM, and the page that quotes them."""
+"""The committed results of vLLM, and the pages that quote them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ COMMIT = "a30abea"
 LATER = [version for version in SUPPORTED if version != "0.20.2"]
 """Those in which there is no rebuild to save."""
 WHERE = ("where graphshare has hooks", "to the step of the engine")
+MEASURED = ROOT / "docs" / "explanation" / "borrowing-in-vllm.md"
+"""What was seen, and what it costs and saves."""
+HOW_TO = ROOT / "docs" / "how-to" / "vllm.md"
 
 
 def results_of(version: str) -> dict[str, Any]:
@@ -24,17 +27,22 @@ def results_of(version: str) -> dict[str, Any]:
 
 
 def the_page() -> str:
-    """The text of the page, without its lines."""
-    return _text("docs", "how-to", "vllm.md")
+    """The text of the page on what was measured, without its lines."""
+    return _text(MEASURED)
+
+
+def the_how_to() -> str:
+    """What somebody is told who switches it on, likewise."""
+    return _text(HOW_TO)
 
 
 def the_readme() -> str:
     """What is said of the benchmarks, likewise."""
-    return _text("benchmarks", "README.md")
+    return _text(ROOT / "benchmarks" / "README.md")
 
 
-def _text(*path: str) -> str:
-    return " ".join(ROOT.joinpath(*path).read_text("utf-8").split())
+def _text(path: Path) -> str:
+    return " ".join(path.read_text("utf-8").split())
 
 
 def figure_of(version: str, name: str) -> dict[str, Any]:

@@ -117,9 +117,13 @@ def run(options: argparse.Namespace, refuse: Refuse) -> int:
         return 0 if usable else 1
     rows = [[f.name, f.found or "-", f.status, f.detail] for f in findings]
     print(table(["", "found", "", ""], rows, left=4))
-    remedies = [f"  {f.name}: {f.remedy}" for f in findings if f.remedy]
+    remedies: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.remedy:
+            remedies.setdefault(finding.remedy, []).append(finding.name)
     if remedies:
-        print("\nTo mend or add:\n" + "\n".join(remedies))
+        lines = [f"  {', '.join(names)}: {remedy}" for remedy, names in remedies.items()]
+        print("\nTo mend or add:\n" + "\n".join(lines))
     print(
         f"\ngraphshare {__version__} " + ("can be used here" if usable else "cannot be used here")
     )

@@ -17,7 +17,16 @@ PLANTED = {
     "an eager step in between": "StaleStateError",
     "a second replay of the target on one refresh": "StaleStateError",
 }
-MODES = ("FULL", "FULL_AND_PIECEWISE", "FULL_DECODE_ONLY")
+COMBINATIONS = {
+    "FULL, FlashAttention 3, small, head size 128, EAGLE",
+    "FULL, FlashAttention 3, small, head size 128, EAGLE-3",
+    "FULL, FlashAttention 3, 8B, head size 128, EAGLE",
+    "FULL, Triton, small, head size 64, EAGLE",
+    "FULL_AND_PIECEWISE, FlashAttention 3, small, head size 64, EAGLE",
+    "FULL_DECODE_ONLY, FlashAttention 3, small, head size 64, EAGLE",
+}
+REFUSED = ({"StaleStateError": 4, "AddressChangedError": 1}, {"StaleStateError": 2})
+"""In a process in which faults are planted: those of `faults`, or of `die`."""
 
 
 @pytest.fixture(params=list(SUPPORTED))
@@ -35,16 +44,15 @@ def test_tokens_and_drafts_were_those_of_vllm_alone(results: dict[str, Any]) -> 
             statistics = each["statistics_of_the_process"]
             assert statistics["active"]
             assert statistics["borrowed"] == statistics["graphs"]["draft_prefill"] > 0
-            assert each["faults_planted_in_the_process"] or statistics["refusals"] == {}
+            planted = each["faults_planted_in_the_process"]
+            assert statistics["refusals"] in (REFUSED if planted else ({},)), label
         verified = switches["GRAPHSHARE_VLLM=verify"]["statistics_of_the_process"]
         assert verified["verified"] == verified["builds_avoided"] > 0
         assert all(each["fewest_distinct_of_64"] > 10 for each in found["vllm alone"].values())
+        assert {"GRAPHSHARE_VLLM=on", "GRAPHSHARE_VLLM=verify"} <= set(switches), label
     assert "GRAPHSHARE_VLLM=strict" in seen["FULL, FlashAttention 3, small, head size 128, EAGLE"]
-    assert len(seen) == 6
+    assert set(seen) == COMBINATIONS
     assert "with `on` and with `verify`, in six combinations:" in the_page()
-    assert {label.split(",")[0] for label in seen} == set(MODES)
-    assert {"Triton" in label for label in seen} == {"EAGLE-3" in label for label in seen}
-    assert {"8B" in label for label in seen} == {True, False}
 
 
 def test_what_was_compared_and_what_all_versions_gave() -> None:

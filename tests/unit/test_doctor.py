@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+from graphshare.adapters.vllm.versions import SUPPORTED
 from graphshare.commands import doctor
 from graphshare.commands.doctor import LIBRARIES, Finding, Library
 from graphshare.commands.installed import version_of
@@ -242,12 +245,37 @@ def test_versions_and_extras_are_those_of_the_project() -> None:
         return library.distribution[0] + least
 
     for library in LIBRARIES:
-        assert as_required(library) in requirements(library.extra or "dependencies")
-    for extra in ("dependencies", "cli", "flash-attn", "flashinfer", "inspect", "plot", "vllm"):
+        if library.extra != "vllm":
+            assert as_required(library) in requirements(library.extra or "dependencies")
+    for extra in ("dependencies", "cli", "flash-attn", "flashinfer", "inspect", "plot"):
         known = {as_required(each) for each in LIBRARIES if (each.extra or "dependencies") == extra}
         assert set(requirements(extra)) == known
     (python,) = re.findall(r'^requires-python = ">=(.+)"$', project, re.MULTILINE)
     assert python == doctor._PYTHON
+
+
+def test_the_extra_of_vllm_brings_a_release_that_is_supported() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (named,) = re.findall(r'^vllm = \["(.+)"\]$', project, re.MULTILINE)
+    required = Requirement(named)
+    assert required.name == "vllm"
+    around = ["0.20.1", "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.27.0", "0.33.0"]
+    allowed = {version for version in [*SUPPORTED, *around] if version in required.specifier}
+    assert allowed == set(SUPPORTED)
+
+
+def test_what_one_command_brings_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [
+        Finding("some", None, "missing", False, "for this", "pip install these"),
+        Finding("other", None, "missing", False, "for that", "pip install those"),
+        Finding("more", None, "missing", False, "for both", "pip install these"),
+    ]
+    monkeypatch.setattr(doctor, "diagnose", lambda: findings)
+    doctor.run(argparse.Namespace(json=False), lambda message: pytest.fail(message))
+    said = capsys.readouterr().out
+    assert "To mend or add:\n  some, more: pip install these\n  other: pip install those\n" in said
 
 
 def _distribution(folder: Path, name: str, version: str, entries: str = "") -> None:

@@ -28,9 +28,9 @@ from tests.vllm_results import (
 VARIANTS = {"with graphshare": "on", "without the rebuild": "skipped"}
 
 
-def _tables() -> list[list[str]]:
+def _tables(title: str = "What it costs, and saves") -> list[list[str]]:
     page = MEASURED.read_text("utf-8")
-    section = page.split("## What it costs, and saves")[1].split("\n## ")[0]
+    section = page.split(f"## {title}\n")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:3] == "| 0"]
     return [[cell.strip() for cell in row] for row in rows]
 
@@ -294,6 +294,31 @@ def test_the_parts_of_a_step() -> None:
         where = figure_of(version, f"{pair} at {COMMIT}, concurrency 1: on adds {WHERE[0]}")
         wanted = (more[BUILD], target, sum(launches.values()) - target, where["value"])
         assert cells == [f"{each:+.1f}" for each in wanted]
+
+
+def test_where_the_time_of_a_step_goes() -> None:
+    rows = {tuple(row[:2]): row[2:] for row in _tables("Where a step's host time goes")}
+    assert set(rows) == {(v, p) for v in SUPPORTED for p in ("small", "8B")}
+    for (version, pair), cells in rows.items():
+        times = times_of(results_of(version), "profile_of_a_step", pair)["1"]["off"]["median_us"]
+        calls = [times["execute_model"], times["sample_tokens"]]
+        of_prefill = times.get("propose / metadata build of the prefill", 0.0)
+        assert (of_prefill > 0) == (version == "0.20.2")
+        builds = [times[BUILD], of_prefill, times["propose / metadata builds of the decodes"]]
+        share = 100 * sum(builds) / sum(calls)
+        assert cells == [
+            *(f"{each:.0f}" for each in (*calls, *builds)),
+            f"{sum(builds):.0f} ({share:.0f}%)",
+        ]
+
+
+def test_how_often_a_step_builds_for_its_decodes() -> None:
+    for version in SUPPORTED:
+        for label, each in results_of(version)["builds_while_serving"].items():
+            if "GRAPHSHARE_VLLM=verify" not in label:
+                times = 1 if version == "0.20.2" else 2
+                assert each["builds"]["draft, query length 1"] == times * each["steps"]
+    assert "0.20.2 builds once for both decodes, the later versions once for each:" in the_page()
 
 
 def _range(found: list[float]) -> str:

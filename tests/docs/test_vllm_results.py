@@ -140,7 +140,7 @@ def test_vllm_alone_lost_its_mask() -> None:
     )
     assert full != none == decode
     said = f"with one request (`mask.json`, of commit {machine['commit'][:7]})"
-    assert f"vLLM {found['vllm']} alone gave other tokens" in the_page()
+    assert f"the tokens of vLLM {found['vllm']} alone were not those that it gives" in the_page()
     assert said in the_page()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from benchmarks.vllm._engine import SIZES
-from benchmarks.vllm._variants import OF_ALL
 from graphshare.adapters.vllm.versions import SUPPORTED
 from tests.vllm_results import (
     BUILD,
@@ -83,7 +83,7 @@ def _kept(requests: int) -> list[str]:
 def test_the_page_says_what_is_kept_of_what_skipping_saves() -> None:
     said = the_page()
     hooks, step = _kept(1)
-    assert f"borrowing keeps {hooks} of what skipping saves at one request" in said
+    assert f"With the small pair borrowing keeps {hooks} of what skipping saves at one" in said
     assert f"{step} of the whole step. At 8" in said
     assert "borrowing is to keep nine tenths of what skipping the rebuild saves" in said
     assert f"At 8 requests it is {' and '.join(_kept(8))}, at 32 {' and '.join(_kept(32))}." in said
@@ -121,24 +121,17 @@ def test_vllm_0_20_2_with_the_8b_pair() -> None:
         for case in ("steps by turns", "1 tokens")
     )
     hooks, step = (figure_of("0.20.2", f"{at} 1: on adds {where}") for where in WHERE)
-    profile = times_of(results_of("0.20.2"), "profile_of_a_step", "8B")["1"]
-    wide_low, wide_high = profile["steps_to_off"]["on"][OF_ALL]
-    assert wide_low <= 1 <= wide_high
-    times = times_of(results_of("0.20.2"), "end_to_end", "8B")
-    low, high = times["concurrency 1, 64 tokens"]["to_off"]["on"][OF_ALL]
-    assert high < 1
     page = the_page()
     assert (
         f"At one request the hooks save {-hooks['value']:.0f} µs of the host, and the step is "
-        f"{-step['value']:.1f} µs shorter ({-step['high']:.1f} to {-step['low']:.1f});" in page
+        f"{-step['value']:.1f} µs shorter ({-step['high']:.1f} to {-step['low']:.1f}):" in page
     )
     assert (
         f"Of nine comparisons two leave out 1. At one request steps are a little shorter, {steps}, "
         f"though without the rebuild they are not, {plain_steps}; and 64 tokens come a little "
-        f"sooner, {calls}, by the wide interval (of these more below) too, {low:.4f} to "
-        f"{high:.4f}. In the other seven the interval holds 1: among them is the first token at "
-        f"one request, {first}, which without the rebuild and without the checks is {plain_first}."
-        in page
+        f"sooner, {calls}. In the other seven the interval holds 1: among them is the first token "
+        f"at one request, {first}, which without the rebuild and without the checks is "
+        f"{plain_first}." in page
     )
 
 
@@ -150,9 +143,15 @@ def test_what_is_kept_with_the_8b_pair_where_the_hooks_are() -> None:
     turns = [str(profile[n]["turns"]["apart"]) for n in ("1", "8", "32")]
     one, eight, many = (_kept_of(each, ".3f") for each in missed)
     assert (
-        f"Where the hooks are, borrowing keeps {one}, {eight} and {many} of what skipping saves, "
-        f"of {', '.join(turns[:2])} and {turns[2]} turns: at 8 and 32 requests the medians miss "
-        "nine tenths, and the intervals reach above it." in the_page()
+        f"With the 8B pair borrowing keeps, where the hooks are, {one}, {eight} and {many} of what "
+        f"skipping saves, of {', '.join(turns[:2])} and {turns[2]} turns. At 8 and 32 requests the "
+        "medians miss nine tenths, which was set as an aim for the small pair alone, and the "
+        "intervals reach above it." in the_page()
+    )
+    added, saved = zip(*(_checks_and_launches("0.20.2", "8B", n) for n in ("8", "32")), strict=True)
+    assert (
+        f"There the checks add {added[0]:.0f} and {added[1]:.0f} µs to the target's build, and "
+        f"launches and dispatches take {saved[0]:.0f} and {saved[1]:.0f} µs less." in the_page()
     )
     assert "| `vllm/0.20.2` | 8B pair, 8 and 32 requests, where the hooks are:" in the_readme()
 
@@ -167,9 +166,12 @@ def test_64_tokens_of_vllm_0_20_2() -> None:
     )
     one, eight, many = (quoted(each, ".3f") for each in on)
     plain = [f"{each['value']:.3f}" for each in skipped]
+    times = times_of(results_of("0.20.2"), "end_to_end", "small")
+    rounds = [times[f"concurrency {n}, 64 tokens"]["rounds"] for n in (1, 8, 32)]
     assert (
-        f"64 tokens took {one}, {eight} and {many} of the time of vLLM alone, without the rebuild "
-        f"{plain[0]}, {plain[1]} and {plain[2]}." in the_page()
+        f"64 tokens took {one}, {eight} and {many} of the time of vLLM alone, in "
+        f"{min(rounds)} to {max(rounds)} rounds, and without the rebuild {plain[0]}, {plain[1]} "
+        f"and {plain[2]}." in the_page()
     )
 
 
@@ -186,7 +188,7 @@ def test_the_first_token_of_vllm_0_20_2() -> None:
     assert all(each["low"] <= 1 <= each["high"] for each in others)
     assert (
         f"the first token of the small pair came {sooner}; at 8 and 32, whose prompts run on no "
-        f"full graph, no difference shows (ratios of {eight}, and {many})." in the_page()
+        f"full graph, no difference shows (ratios of {eight}, and {many};" in the_page()
     )
 
 
@@ -230,12 +232,17 @@ def test_what_the_hooks_take() -> None:
     ]
     assert holds_none == [1, 6]
     assert (
-        f"takes {-max(small):.1f} to {-min(small):.1f} µs less where the hooks are, in the median; "
-        "in one of nine the interval holds 0." in page
+        f"A step of the small pair takes {-max(small):.1f} to {-min(small):.1f} µs less where the "
+        "hooks are, in the median; in one of nine the interval holds 0." in page
     )
     assert (
         f"With the 8B pair it is {-max(large):.1f} to {-min(large):.1f} µs less; in six of nine "
         "the interval holds 0." in page
+    )
+    assert (
+        f"less of the host than what they replace, by {-max(small + large):.0f} to "
+        f"{-min(small + large):.0f} µs a step; in {sum(holds_none)} of 18 comparisons not by more "
+        "than chance." in the_how_to()
     )
     for version in LATER:
         for n in (1, 8, 32):
@@ -255,10 +262,18 @@ def test_what_the_hooks_take() -> None:
         for pair in ("small", "8B")
     }
     assert (
-        "Between turns of one kind, which differ by chance alone, it is up to "
+        "between turns of one kind, which differ by chance alone, it is up to "
         f"{chance['small']:.0f} µs with the small pair, and {chance['8B']:.0f} µs with the 8B one."
         in page
     )
+
+
+def _checks_and_launches(version: str, pair: str, requests: str) -> tuple[float, float]:
+    """What checks add to the target's build, and launches and dispatches take less."""
+    more = with_hooks(times_of(results_of(version), "profile_of_a_step", pair)[requests])
+    launches = [name for name in more if "launch" in name or "dispatch" in name]
+    assert len(launches) == 6
+    return more[BUILD], -sum(more[name] for name in launches)
 
 
 def test_what_checks_add_and_launches_save() -> None:
@@ -270,15 +285,8 @@ def test_what_checks_add_and_launches_save() -> None:
         (LATER, "small", f"With the small pair the {small}"),
         (LATER, "8B", large),
     ):
-        added: list[float] = []
-        saved: list[float] = []
-        for version in versions:
-            for n in ("1", "8", "32"):
-                more = with_hooks(times_of(results_of(version), "profile_of_a_step", pair)[n])
-                added.append(more[BUILD])
-                launches = [name for name in more if "launch" in name or "dispatch" in name]
-                assert len(launches) == 6
-                saved.append(-sum(more[name] for name in launches))
+        found = [_checks_and_launches(v, pair, n) for v in versions for n in ("1", "8", "32")]
+        added, saved = zip(*found, strict=True)
         assert said.format(_range(added), _range(saved)) in page
 
 
@@ -321,7 +329,7 @@ def test_how_often_a_step_builds_for_its_decodes() -> None:
     assert "0.20.2 builds once for both decodes, the later versions once for each:" in the_page()
 
 
-def _range(found: list[float]) -> str:
+def _range(found: Sequence[float]) -> str:
     low, high = (f"{each:.0f}" for each in (min(found), max(found)))
     return low if low == high else f"{low} to {high}"
 

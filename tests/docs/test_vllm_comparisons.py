@@ -107,8 +107,8 @@ def test_the_aim_was_missed_by_one_in_the_run_before() -> None:
     assert now_low <= low <= high <= now_high
     assert round((now_high - now_low) / (high - low)) == 2
     assert (
-        f"there are {case['rounds']} rounds now ({then['rounds']} then), a ratio of {now['median']:.4f} and a "
-        f"wide interval of {now_low:.4f} to {now_high:.4f}, which is twice as wide as the earlier "
+        f"there are {case['rounds']} rounds now ({then['rounds']} then), a ratio of "
+        f"{now['median']:.4f} and a wide interval of {now_low:.4f} to {now_high:.4f}, which is twice as wide as the earlier "
         "one and holds all of it." in page
     )
     many, steps = ("0.21.0", "8B", 32, "64 tokens"), ("0.26.0", "8B", 8, "steps")
@@ -180,8 +180,8 @@ def test_how_much_the_wide_intervals_say() -> None:
     said = {key: f"{math.ceil(1000 * (each - 1)) / 10:.1f}%" for key, each in highest.items()}
     assert (
         f"The wide intervals exclude steps that are more than {said['both', 'steps']} longer; with "
-        f"the 8B pair, first tokens that come {said['8B', '1 tokens']} later, and 64 tokens that take "
-        f"{said['8B', '64 tokens']} longer; with the small pair, whose calls vary more, "
+        f"the 8B pair, first tokens that come {said['8B', '1 tokens']} later, and 64 tokens that "
+        f"take {said['8B', '64 tokens']} longer; with the small pair, whose calls vary more, "
         f"{said['small', '1 tokens']} and {said['small', '64 tokens']}." in the_page()
     )
 

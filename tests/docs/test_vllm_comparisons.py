@@ -108,8 +108,8 @@ def test_the_aim_was_missed_by_one_in_the_run_before() -> None:
     assert round((now_high - now_low) / (high - low)) == 2
     assert (
         f"there are {case['rounds']} rounds now ({then['rounds']} then), a ratio of "
-        f"{now['median']:.4f} and a wide interval of {now_low:.4f} to {now_high:.4f}, which is twice as wide as the earlier "
-        "one and holds all of it." in page
+        f"{now['median']:.4f} and a wide interval of {now_low:.4f} to {now_high:.4f}, which is "
+        "twice as wide as the earlier one and holds all of it." in page
     )
     many, steps = ("0.21.0", "8B", 32, "64 tokens"), ("0.26.0", "8B", 8, "steps")
     assert set(_beyond(found)) == {MISSED, many, steps}

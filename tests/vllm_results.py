@@ -61,17 +61,23 @@ def times_of(results: dict[str, Any], task: str, pair: str) -> dict[str, Any]:
     return times
 
 
+def profiles_of(version: str, pair: str) -> dict[str, Any]:
+    """Profiles of a step, by the number of requests."""
+    return times_of(results_of(version), "profile_of_a_step", pair)
+
+
+def calls_of(version: str, pair: str) -> dict[str, Any]:
+    """Times of ``generate``, by the case."""
+    return times_of(results_of(version), "end_to_end", pair)
+
+
 def with_hooks(profile: dict[str, Any]) -> dict[str, float]:
     """By how many microseconds a part takes longer with the hooks, in medians of their turns."""
-    return more_of(profile, ("on", ON_AGAIN), ("off", AGAIN))
-
-
-def more_of(
-    profile: dict[str, Any], some: tuple[str, ...], others: tuple[str, ...]
-) -> dict[str, float]:
-    """By how many microseconds a part takes longer in some turns than in others, in medians."""
 
     def mean(names: tuple[str, ...], part: str) -> float:
         return statistics.mean(profile[n]["median_us"].get(part, 0) for n in names if n in profile)
 
-    return {part: mean(some, part) - mean(others, part) for part in profile["off"]["median_us"]}
+    return {
+        part: mean(("on", ON_AGAIN), part) - mean(("off", AGAIN), part)
+        for part in profile["off"]["median_us"]
+    }

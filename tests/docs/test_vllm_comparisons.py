@@ -12,13 +12,14 @@ from tests.vllm_results import (
     COMMIT,
     LATER,
     WHERE,
+    calls_of,
     figure_of,
+    profiles_of,
     quoted,
     results_of,
     the_how_to,
     the_page,
     the_readme,
-    times_of,
     with_hooks,
 )
 
@@ -36,9 +37,9 @@ def _with_alone(variant: str) -> dict[Comparison, dict[str, Any]]:
     """The comparisons of a variant where nothing is rebuilt."""
     found: dict[Comparison, dict[str, Any]] = {}
     for version in LATER:
-        for task, ratios in (("end_to_end", "to_off"), ("profile_of_a_step", "steps_to_off")):
+        for timed, ratios in ((calls_of, "to_off"), (profiles_of, "steps_to_off")):
             for pair in ("small", "8B"):
-                for case, of in times_of(results_of(version), task, pair).items():
+                for case, of in timed(version, pair).items():
                     if case != "commit":
                         found[_of_case(version, pair, case)] = of[ratios][variant]
     assert len(found) == COMPARISONS
@@ -51,17 +52,27 @@ def _of_case(version: str, pair: str, case: str) -> Comparison:
     return version, pair, int(requests), what or "steps"
 
 
-def _earlier(run: str, variant: str) -> dict[Comparison, dict[str, Any]]:
-    """As :func:`_with_alone`, of a run before that of the committed results."""
+def _run(name: str) -> dict[Comparison, dict[str, Any]]:
+    """What is kept of a run before that of the committed results."""
     return {
-        _of_case(each["vllm"], each["pair"], each["case"]): each[variant]
+        _of_case(each["vllm"], each["pair"], each["case"]): each
         for each in results_of("earlier")["comparisons"]
-        if each["run"] == run
+        if each["run"] == name
     }
+
+
+def _earlier(run: str) -> dict[Comparison, dict[str, Any]]:
+    """As :func:`_with_alone`, of ``on`` in such a run."""
+    return {which: each["on"] for which, each in _run(run).items()}
 
 
 def _single(each: dict[str, Any]) -> str:
     return f"{each['median']:.4f} ({each['low']:.4f} to {each['high']:.4f})"
+
+
+def _excluded(high: float) -> str:
+    """From how many per cent more on an interval with this upper end leaves a ratio out."""
+    return f"{math.ceil(1000 * (high - 1)) / 10:.1f}%"
 
 
 def _beyond(found: dict[Comparison, dict[str, Any]]) -> dict[Comparison, dict[str, Any]]:
@@ -84,7 +95,7 @@ def test_the_aim_of_all_comparisons_together_is_met() -> None:
 
 
 def test_the_aim_was_missed_by_one_in_the_run_before() -> None:
-    found = _earlier("2b1a24e", "on")
+    found = _earlier("2b1a24e")
     assert len(found) == COMPARISONS
     assert _beyond_all(found) == {MISSED}
     before = found[MISSED]
@@ -96,13 +107,9 @@ def test_the_aim_was_missed_by_one_in_the_run_before() -> None:
         f"{before['median']:.4f} ({low:.6f} to {high:.4f})." in page
     )
     version, pair, *_ = MISSED
-    case = times_of(results_of(version), "end_to_end", pair)["concurrency 1, 1 tokens"]
+    case = calls_of(version, pair)["concurrency 1, 1 tokens"]
     now = case["to_off"]["on"]
-    (then,) = (
-        each
-        for each in results_of("earlier")["comparisons"]
-        if each["run"] == "2b1a24e" and _of_case(each["vllm"], each["pair"], each["case"]) == MISSED
-    )
+    then = _run("2b1a24e")[MISSED]
     now_low, now_high = now[OF_ALL]
     assert now_low <= low <= high <= now_high
     assert round((now_high - now_low) / (high - low)) == 2
@@ -122,11 +129,11 @@ def test_the_aim_was_missed_by_one_in_the_run_before() -> None:
     assert f"was missed in one of {COMPARISONS} comparisons in the run before" in readme
 
 
-def test_the_calls_before_those_that_count_say_the_same() -> None:
+def test_the_calls_before_those_that_count_meet_the_aim_as_well() -> None:
     found: dict[Comparison, dict[str, Any]] = {}
     for version in LATER:
         for pair in ("small", "8B"):
-            for case, of in times_of(results_of(version), "end_to_end", pair).items():
+            for case, of in calls_of(version, pair).items():
                 if case.endswith(", 1 tokens"):
                     found[_of_case(version, pair, case)] = of["to_off_of_the_calls_before"]["on"]
     assert not _beyond_all(found)
@@ -150,7 +157,7 @@ def test_the_calls_before_those_that_count_say_the_same() -> None:
 
 
 def test_the_aim_was_met_in_the_run_before_that() -> None:
-    found, more = (_earlier(run, "on") for run in ("86f4d5f", "86f4d5f, once more"))
+    found, more = (_earlier(run) for run in ("86f4d5f", "86f4d5f, once more"))
     assert len(found) == COMPARISONS
     assert {pair for _, pair, *_ in more} == {"8B"}
     assert not _beyond_all(found)
@@ -177,7 +184,7 @@ def test_how_much_the_wide_intervals_say() -> None:
     for (_, pair, _, what), each in _with_alone("on").items():
         key = "both" if what == "steps" else pair, what
         highest[key] = max(highest.get(key, 0.0), each[OF_ALL][1])
-    said = {key: f"{math.ceil(1000 * (each - 1)) / 10:.1f}%" for key, each in highest.items()}
+    said = {key: _excluded(each) for key, each in highest.items()}
     assert (
         f"The wide intervals exclude steps that are more than {said['both', 'steps']} longer; with "
         f"the 8B pair, first tokens that come {said['8B', '1 tokens']} later, and 64 tokens that "
@@ -218,7 +225,7 @@ def test_the_first_token_of_the_8b_pair_at_one_request() -> None:
     later: list[float] = []
     alone: list[float] = []
     for version in SUPPORTED:
-        case = times_of(results_of(version), "end_to_end", "8B")["concurrency 1, 1 tokens"]
+        case = calls_of(version, "8B")["concurrency 1, 1 tokens"]
         ratios[version] = case["to_off"]["on"]
         alone.append(case["median_ms"]["off"])
         later.append(1000 * alone[-1] * (ratios[version]["median"] - 1))
@@ -227,11 +234,9 @@ def test_the_first_token_of_the_8b_pair_at_one_request() -> None:
         assert each["low"] <= 1 <= each["high"]
         assert each[OF_ALL][0] <= 1 <= each[OF_ALL][1]
     runs = dict.fromkeys(each["run"] for each in results_of("earlier")["comparisons"])
-    before = [_earlier(run, "on")[(v, *FIRST_TOKEN)]["median"] for run in runs for v in LATER]
+    before = [_earlier(run)[(v, *FIRST_TOKEN)]["median"] for run in runs for v in LATER]
     assert (len(before), min(before) > 1) == (9, True)
-    beyond = [
-        run for run in runs for v in LATER if _earlier(run, "on")[(v, *FIRST_TOKEN)]["low"] > 1
-    ]
+    beyond = [run for run in runs for v in LATER if _earlier(run)[(v, *FIRST_TOKEN)]["low"] > 1]
     assert (len(beyond), sum(run.startswith("86f4d5f") for run in beyond)) == (5, 4)
     chance, small = (
         [found[(v, *which)]["median"] for v in LATER]
@@ -258,7 +263,7 @@ def test_the_first_token_of_the_8b_pair_at_one_request() -> None:
     highest = max(ratios[v][OF_ALL][1] for v in LATER)
     assert (
         f"twelve medians of three runs are {min(shares):.1f} to {max(shares):.1f}%, and up to "
-        f"{math.ceil(1000 * (highest - 1)) / 10:.1f}% is not excluded." in the_how_to()
+        f"{_excluded(highest)} is not excluded." in the_how_to()
     )
 
 
@@ -267,12 +272,12 @@ def test_what_comes_before_the_launch_of_the_target() -> None:
     shares: list[float] = []
     delays: list[float] = []
     for version in SUPPORTED:
-        profile = times_of(results_of(version), "profile_of_a_step", "8B")["1"]
+        profile = profiles_of(version, "8B")["1"]
         more = with_hooks(profile)
         won = -sum(more[part] for part in BEFORE_THE_GPU)
         longer.append(more[BUILD] - won)
         shares.append(100 * won / more[BUILD])
-        first = times_of(results_of(version), "end_to_end", "8B")["concurrency 1, 1 tokens"]
+        first = calls_of(version, "8B")["concurrency 1, 1 tokens"]
         delays.append(first["median_ms"]["off"] * (first["to_off"]["on"]["median"] - 1))
     assert (
         f"the target's choice and launch win back {min(shares):.0f} to {max(shares):.0f}% of what "
@@ -310,5 +315,5 @@ def test_no_cost_shows_beyond_chance_while_requests_decode() -> None:
     wide = max(each[OF_ALL][1] for each in steps.values())
     assert (
         f"In none of {len(steps)} was a step of decoding longer beyond chance, and none of them by "
-        f"more than {math.ceil(1000 * (wide - 1)) / 10:.1f}%." in the_how_to()
+        f"more than {_excluded(wide)}." in the_how_to()
     )

@@ -15,13 +15,14 @@ from tests.vllm_results import (
     LATER,
     MEASURED,
     WHERE,
+    calls_of,
     figure_of,
+    profiles_of,
     quoted,
     results_of,
     the_how_to,
     the_page,
     the_readme,
-    times_of,
     with_hooks,
 )
 
@@ -139,7 +140,7 @@ def test_what_is_kept_with_the_8b_pair_where_the_hooks_are() -> None:
     missed = [_missed(requests, WHERE[0], "8B") for requests in (1, 8, 32)]
     assert [each["value"] < each["target"] for each in missed] == [True, False, False]
     assert all(each["low"] < each["target"] for each in missed)
-    profile = times_of(results_of("0.20.2"), "profile_of_a_step", "8B")
+    profile = profiles_of("0.20.2", "8B")
     turns = [str(profile[n]["turns"]["apart"]) for n in ("1", "8", "32")]
     one, eight, many = (_kept_of(each, ".3f") for each in missed)
     assert (
@@ -156,17 +157,22 @@ def test_what_is_kept_with_the_8b_pair_where_the_hooks_are() -> None:
     assert "| `vllm/0.20.2` | 8B pair, 8 and 32 requests, where the hooks are:" in the_readme()
 
 
+def _calls(new: int, variant: str = "on") -> list[dict[str, Any]]:
+    """Calls of ``generate`` on 0.20.2 with the small pair."""
+    return [
+        figure_of(
+            "0.20.2",
+            f"small at {COMMIT}, concurrency {n}, {new} tokens: {variant} / vLLM alone",
+        )
+        for n in (1, 8, 32)
+    ]
+
+
 def test_64_tokens_of_vllm_0_20_2() -> None:
-    on, skipped = (
-        [
-            figure_of("0.20.2", f"small at {COMMIT}, concurrency {n}, 64 tokens: {v} / vLLM alone")
-            for n in (1, 8, 32)
-        ]
-        for v in ("on", "skipped")
-    )
+    on, skipped = _calls(64), _calls(64, "skipped")
     one, eight, many = (quoted(each, ".3f") for each in on)
     plain = [f"{each['value']:.3f}" for each in skipped]
-    times = times_of(results_of("0.20.2"), "end_to_end", "small")
+    times = calls_of("0.20.2", "small")
     rounds = [times[f"concurrency {n}, 64 tokens"]["rounds"] for n in (1, 8, 32)]
     assert (
         f"64 tokens took {one}, {eight} and {many} of the time of vLLM alone, in "
@@ -176,10 +182,7 @@ def test_64_tokens_of_vllm_0_20_2() -> None:
 
 
 def test_the_first_token_of_vllm_0_20_2() -> None:
-    first, *others = (
-        figure_of("0.20.2", f"small at {COMMIT}, concurrency {n}, 1 tokens: on / vLLM alone")
-        for n in (1, 8, 32)
-    )
+    first, *others = _calls(1)
     assert first["high"] < 1
     sooner = f"{100 * (1 - first['value']):.1f}% sooner at one request"
     eight, many = (
@@ -200,10 +203,7 @@ def _steps(version: str, pair: str, requests: int) -> dict[str, Any]:
 def test_what_a_step_of_the_small_pair_gains() -> None:
     gains = [_steps("0.20.2", "small", requests)["value"] for requests in (1, 8, 32)]
     said = f"gains {100 * (1 - max(gains)):.1f} to {100 * (1 - min(gains)):.1f}% a step of decoding"
-    calls = [
-        figure_of("0.20.2", f"small at {COMMIT}, concurrency {n}, 64 tokens: on / vLLM alone")
-        for n in (1, 8, 32)
-    ]
+    calls = _calls(64)
     assert all(each["high"] < 1 for each in calls)
     sooner = sorted(100 * (1 - each["value"]) for each in calls)
     assert (
@@ -268,12 +268,19 @@ def test_what_the_hooks_take() -> None:
     )
 
 
-def _checks_and_launches(version: str, pair: str, requests: str) -> tuple[float, float]:
-    """What checks add to the target's build, and launches and dispatches take less."""
-    more = with_hooks(times_of(results_of(version), "profile_of_a_step", pair)[requests])
+def _checks_and_parts(version: str, pair: str, requests: str) -> tuple[float, float, float]:
+    """What is added to the target's build, and to launches and dispatches of target and draft."""
+    more = with_hooks(profiles_of(version, pair)[requests])
     launches = [name for name in more if "launch" in name or "dispatch" in name]
     assert len(launches) == 6
-    return more[BUILD], -sum(more[name] for name in launches)
+    target = sum(more[name] for name in launches if name.startswith("execute_model"))
+    return more[BUILD], target, sum(more[name] for name in launches) - target
+
+
+def _checks_and_launches(version: str, pair: str, requests: str) -> tuple[float, float]:
+    """What checks add to the target's build, and launches and dispatches take less."""
+    checks, target, draft = _checks_and_parts(version, pair, requests)
+    return checks, -(target + draft)
 
 
 def test_what_checks_add_and_launches_save() -> None:
@@ -294,13 +301,8 @@ def test_the_parts_of_a_step() -> None:
     rows = {tuple(row[:2]): row[2:] for row in _tables() if row[2] not in VARIANTS}
     assert set(rows) == {(v, p) for v in LATER for p in ("small", "8B")}
     for (version, pair), cells in rows.items():
-        more = with_hooks(times_of(results_of(version), "profile_of_a_step", pair)["1"])
-        launches = {
-            name: each for name, each in more.items() if "launch" in name or "dispa" in name
-        }
-        target = sum(each for name, each in launches.items() if name.startswith("execute_model"))
         where = figure_of(version, f"{pair} at {COMMIT}, concurrency 1: on adds {WHERE[0]}")
-        wanted = (more[BUILD], target, sum(launches.values()) - target, where["value"])
+        wanted = (*_checks_and_parts(version, pair, "1"), where["value"])
         assert cells == [f"{each:+.1f}" for each in wanted]
 
 
@@ -308,7 +310,7 @@ def test_where_the_time_of_a_step_goes() -> None:
     rows = {tuple(row[:2]): row[2:] for row in _tables("Where a step's host time goes")}
     assert set(rows) == {(v, p) for v in SUPPORTED for p in ("small", "8B")}
     for (version, pair), cells in rows.items():
-        times = times_of(results_of(version), "profile_of_a_step", pair)["1"]["off"]["median_us"]
+        times = profiles_of(version, pair)["1"]["off"]["median_us"]
         calls = [times["execute_model"], times["sample_tokens"]]
         of_prefill = times.get("propose / metadata build of the prefill", 0.0)
         assert (of_prefill > 0) == (version == "0.20.2")
@@ -335,7 +337,7 @@ def _range(found: Sequence[float]) -> str:
 
 
 def _since_a_change(version: str, pair: str) -> dict[str, Any]:
-    profile = times_of(results_of(version), "profile_of_a_step", pair)["1"]
+    profile = profiles_of(version, pair)["1"]
     return profile["steps_since_a_change"]
 
 
@@ -367,7 +369,7 @@ def test_with_which_options_times_were_taken() -> None:
     said = the_readme()
     for version in SUPPORTED:
         for pair in ("small", "8B"):
-            profile = times_of(results_of(version), "profile_of_a_step", pair)
+            profile = profiles_of(version, pair)
             turns = " ".join(str(profile[n]["turns"]["whole"]) for n in ("1", "8", "32"))
             assert f"`--turns {turns} --seconds" in said
     assert f"and graphs {min(SIZES)} to {max(SIZES)}." in said

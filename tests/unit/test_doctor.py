@@ -232,13 +232,17 @@ def test_gpus_and_driver_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without[1].remedy
 
 
+PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def _requirements(name: str) -> list[str]:
+    """Of an extra, or ``dependencies``."""
+    found = re.search(rf"^{name} = \[(.*?)\]", PROJECT, re.MULTILINE | re.DOTALL)
+    return re.findall(r'"([^"]+)"', found.group(1)) if found else []
+
+
 def test_versions_and_extras_are_those_of_the_project() -> None:
     """``pyproject.toml`` says what is installed; the doctor must ask for the same."""
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-
-    def requirements(name: str) -> list[str]:
-        found = re.search(rf"^{name} = \[(.*?)\]", project, re.MULTILINE | re.DOTALL)
-        return re.findall(r'"([^"]+)"', found.group(1)) if found else []
 
     def as_required(library: Library) -> str:
         least = "" if library.least is None else f">={library.least}"
@@ -246,18 +250,16 @@ def test_versions_and_extras_are_those_of_the_project() -> None:
 
     for library in LIBRARIES:
         if library.extra != "vllm":
-            assert as_required(library) in requirements(library.extra or "dependencies")
+            assert as_required(library) in _requirements(library.extra or "dependencies")
     for extra in ("dependencies", "cli", "flash-attn", "flashinfer", "inspect", "plot"):
         known = {as_required(each) for each in LIBRARIES if (each.extra or "dependencies") == extra}
-        assert set(requirements(extra)) == known
-    (python,) = re.findall(r'^requires-python = ">=(.+)"$', project, re.MULTILINE)
+        assert set(_requirements(extra)) == known
+    (python,) = re.findall(r'^requires-python = ">=(.+)"$', PROJECT, re.MULTILINE)
     assert python == doctor._PYTHON
 
 
 def test_the_extra_of_vllm_brings_a_release_that_is_supported() -> None:
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    (named,) = re.findall(r'^vllm = \["(.+)"\]$', project, re.MULTILINE)
-    required = Requirement(named)
+    required = Requirement(*_requirements("vllm"))
     assert required.name == "vllm"
     around = ["0.20.1", "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.27.0", "0.33.0"]
     allowed = {version for version in [*SUPPORTED, *around] if version in required.specifier}
